@@ -1,0 +1,1 @@
+"""Processes and devices: the live half. Never imports matplotlib or ipywidgets."""

@@ -1,0 +1,1 @@
+"""Ideas, arithmetic and pictures. Never imports torch or ipyparallel."""
