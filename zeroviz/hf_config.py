@@ -33,7 +33,12 @@ def read_config(path: Path) -> ModelShape:
         config = json.loads(text)
     except (json.JSONDecodeError, RecursionError) as error:
         raise SpecError(f"{path} is not valid JSON ({error}); give the path of a config.json.") from None
-    return model_from_config(config, name=path.parent.name if path.name == "config.json" else path.stem)
+    return model_from_config(config, name=_name(path))
+
+
+def _name(path: Path) -> str:
+    """A checkpoint's folder is named after the model; a config under another file name is named after that."""
+    return path.resolve().parent.name or "config" if path.name == "config.json" else path.stem
 
 
 def model_from_config(config: Any, *, name: str) -> ModelShape:
@@ -67,9 +72,7 @@ class _Fields:
         value = self._config.get(key)
         if value is None:
             if default is None:
-                raise SpecError(
-                    f"The config of {self.name!r} lacks {key!r}; add it as a whole number of at least 1."
-                )
+                raise SpecError(f"The config of {self.name!r} lacks {key!r}; add it as a whole number of at least 1.")
             return default
         # bool is an int in Python; `"num_hidden_layers": true` is a mistake, not one layer.
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 10**9:

@@ -143,7 +143,7 @@ class UnitPolicy:
     def __str__(self) -> str:
         if self.kind is UnitKind.NUMEL or (self.kind is UnitKind.BLOCK and self.count > 1):
             return f"{self.kind.value}:{self.count}"
-        return self.kind.value
+        return str(self.kind.value)
 
     @classmethod
     def parse(cls, text: str) -> UnitPolicy:
@@ -245,8 +245,8 @@ class RunSpec:
             )
         if self.prefetch and self.strategy is not Strategy.ZERO3:
             raise SpecError(
-                f"prefetch is {self.prefetch} with strategy {self.strategy.value}, which keeps its parameters whole and "
-                "gathers none ahead; it can be set for zero3 only."
+                f"prefetch is {self.prefetch} with strategy {self.strategy.value}, which keeps its parameters whole "
+                "and gathers none ahead; it can be set for zero3 only."
             )
 
     @property
@@ -301,4 +301,6 @@ class RunSpec:
                 seed=data["seed"],
             )
         except (KeyError, TypeError, AttributeError) as error:
-            raise SpecError(f"A spec lacks or garbles a field ({error}); it must be what RunSpec.to_dict gave.") from None
+            raise SpecError(
+                f"A spec lacks or garbles a field ({error}); it must be what RunSpec.to_dict gave."
+            ) from None

@@ -175,7 +175,9 @@ class RankTrace:
                     f"{event.category.value} falls to {live[event.category]} bytes; more was freed than allocated."
                 )
         if _nonzero(live) != self.at_rest:
-            raise TraceError(f"Rank {self.rank}: the step does not end at rest; left over {_difference(live, self.rest)}.")
+            raise TraceError(
+                f"Rank {self.rank}: the step does not end at rest; left over {_difference(live, self.rest)}."
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,101 @@
+"""The seam every byte passes: three collectives, one semantics on gloo and NCCL, each call recorded.
+
+[Note: in place] all_gather takes the shard as a view of the full buffer or as a tensor of its own, and reduce_scatter
+may write into a view of its input. Both backends allow it, and it is what keeps our own implementation free of
+separate communication buffers. gloo makes working copies all the same (a gather holds its output twice, a
+reduce-scatter clones its input); they are the backend's and appear in the allocator's figure only.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+from cluster.dtypes import NAME_OF
+from zeroviz.collectives import CollectiveOp
+from zeroviz.trace import Collective
+
+
+class Handle(Protocol):
+    """A collective under way."""
+
+    def wait(self) -> object: ...
+
+
+class _Done:
+    """The handle of a collective of one rank: nothing to wait for."""
+
+    def wait(self) -> None:
+        return None
+
+
+# torch 2.13 renames the two single-tensor collectives and warns of the old names; older ones have only those.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class Collectives:
+    """Collectives of one group. All are asynchronous and return a handle; all sum, none averages.
+
+    `group` is None for a single rank: nothing is sent and nothing is recorded. `calls` is what was recorded since the
+    last `start_record`.
+    """
+
+    def __init__(self, rank: int, num_ranks: int, group: dist.ProcessGroup | None) -> None:
+        if (group is None) != (num_ranks == 1):
+            raise ValueError(f"{num_ranks} ranks and group {group!r}: a group is needed for two or more, and only then.")
+        self.rank, self.num_ranks, self._group = rank, num_ranks, group
+        self.calls: list[Collective] = []
+        self._where = ("", "")
+
+    def start_record(self) -> None:
+        """Forget the calls recorded so far."""
+        self.calls = []
+
+    def at(self, phase: str, unit: str) -> None:
+        """Say where in the step the next calls are made."""
+        self._where = (phase, unit)
+
+    def all_reduce(self, full: torch.Tensor) -> Handle:
+        """Sum `full` (numel,) over the ranks, in place."""
+        if self._group is None:
+            return _Done()
+        self._record(CollectiveOp.ALL_REDUCE, full)
+        return _handle(dist.all_reduce(full, group=self._group, async_op=True))
+
+    def all_gather(self, full: torch.Tensor, shard: torch.Tensor) -> Handle:
+        """Fill `full` (num_ranks * numel,) with every rank's `shard` (numel,), in rank order."""
+        if self._group is None:
+            if full.data_ptr() != shard.data_ptr():
+                full.copy_(shard)
+            return _Done()
+        self._record(CollectiveOp.ALL_GATHER, full)
+        return _handle(_all_gather(full, shard, group=self._group, async_op=True))
+
+    def reduce_scatter(self, shard: torch.Tensor, full: torch.Tensor) -> Handle:
+        """Sum `full` (num_ranks * numel,) over the ranks and leave this rank's part in `shard` (numel,)."""
+        if self._group is None:
+            if full.data_ptr() != shard.data_ptr():
+                shard.copy_(full)
+            return _Done()
+        self._record(CollectiveOp.REDUCE_SCATTER, full)
+        return _handle(_reduce_scatter(shard, full, group=self._group, async_op=True))
+
+    def barrier(self) -> None:
+        """Wait for every rank; not recorded, since it is no part of a step."""
+        if self._group is not None:
+            dist.barrier(group=self._group)
+
+    def _record(self, op: CollectiveOp, full: torch.Tensor) -> None:
+        nbytes = full.numel() * full.element_size()
+        phase, unit = self._where
+        self.calls.append(Collective(op, NAME_OF[full.dtype].value, self.num_ranks, nbytes, phase, unit))
+
+
+def _handle(work: dist.Work | None) -> Handle:
+    # With async_op=True a rank that is not in the group gets None; ours always is.
+    if work is None:
+        raise RuntimeError("the collective returned no handle: this process is not in the group")
+    return work

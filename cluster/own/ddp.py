@@ -1,0 +1,161 @@
+"""Distributed data parallel: everything whole on every rank, one all-reduce of each unit's gradient.
+
+This is also the base of the ZeRO stages. A unit keeps two flat buffers, parameters and gradients, and `owned`, the
+elements this rank's optimizer updates: under DDP all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from cluster.collectives import Collectives, Handle
+from cluster.dtypes import TORCH_DTYPE
+from cluster.meter import Meter
+from cluster.model import SublayerModule, initial_value
+from cluster.own.buffer import FlatBuffer
+from zeroviz.partition import Unit, buffer_numel, shard_bounds
+from zeroviz.spec import RunSpec
+from zeroviz.trace import Category
+
+LEARNING_RATE = 1e-3
+WEIGHT_DECAY = 0.01
+
+
+class DDPUnit:
+    """One unit's tensors on one rank, and what each op of the schedule does with them."""
+
+    params_held = True
+    """Whether the full parameters are always there."""
+    grads_held = True
+    """Whether the full gradient buffer is always there."""
+
+    def __init__(self, spec: RunSpec, unit: Unit, comm: Collectives, meter: Meter, device: torch.device) -> None:
+        self.spec, self.unit, self.comm, self.meter, self.device = spec, unit, comm, meter, device
+        recipe = spec.precision
+        self.param_dtype, self.grad_dtype = TORCH_DTYPE[recipe.param], TORCH_DTYPE[recipe.grad]
+        self.start, self.stop = shard_bounds(unit, spec, comm.rank)
+        numel = buffer_numel(unit, spec)
+        self.param = FlatBuffer(
+            numel, self.param_dtype, device, meter, Category.UNSHARDED_PARAM, held=self.params_held
+        )
+        self.grad = FlatBuffer(numel, self.grad_dtype, device, meter, Category.UNSHARDED_GRAD, held=self.grads_held)
+        self.param_shard = self.make_param_shard()
+        self.grad_shard = self.make_grad_shard()
+        self.master = (
+            torch.zeros(self.stop - self.start, dtype=TORCH_DTYPE[recipe.master], device=device)
+            if recipe.master
+            else None
+        )
+        self.parameters = dict(self._make_parameters())
+        self._fill_with_initial_values()
+        # The optimizer sees one flat tensor: AdamW works element by element, so shards need no shapes.
+        self.owned = nn.Parameter(self.param_shard if self.master is None else self.master)
+        self.optimizer = torch.optim.AdamW([self.owned], lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY, fused=True)
+        self._pending: Handle | None = None
+
+    # What a stage owns. DDP's shard is the whole buffer.
+
+    def make_param_shard(self) -> torch.Tensor:
+        return self.param.tensor
+
+    def make_grad_shard(self) -> torch.Tensor:
+        return self.grad.tensor
+
+    # The ops of the schedule, in the order of a step.
+
+    def unshard(self) -> None:
+        """Nothing to gather: the parameters are whole."""
+
+    def wait_unshard(self) -> None:
+        """Nothing to wait for."""
+
+    def reshard(self) -> None:
+        """Nothing to free."""
+
+    def prepare_grad(self) -> None:
+        """Zero the full gradient, into which backward adds."""
+        self.grad.tensor.zero_()
+
+    def reduce_grad(self) -> None:
+        """Start the sum of the gradient over all ranks."""
+        self._pending = self.comm.all_reduce(self.grad.tensor)
+
+    def wait_reduce(self) -> None:
+        """Finish it; the mean over ranks is the sum over N."""
+        self.wait()
+        self.grad_shard.div_(self.comm.num_ranks)
+
+    def optimizer_step(self) -> None:
+        """AdamW on the owned elements. A master is updated with a gradient of its dtype and cast into the parameters."""
+        self.owned.grad = self.grad_shard.to(self.owned.dtype)
+        self.optimizer.step()
+        self.owned.grad = None
+        if self.master is not None:
+            self.param_shard.copy_(self.master)
+
+    def sync_param(self) -> None:
+        """Every rank updated everything: nothing to bring."""
+
+    def wait_sync(self) -> None:
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait for the unit's collective under way, if there is one."""
+        if self._pending is not None:
+            self._pending.wait()
+            self._pending = None
+
+    # Set-up and inspection.
+
+    def install(self, modules: list[SublayerModule]) -> None:
+        """Make the modules compute with this unit's parameters."""
+        for module in modules:
+            for name in module.slots:
+                module.install(name, self.parameters[name])
+
+    def held_tensors(self) -> Iterator[tuple[torch.Tensor, Category]]:
+        """Everything this unit holds between steps, each with its category; views of one storage may repeat."""
+        yield self.param.tensor, Category.UNSHARDED_PARAM
+        yield self.grad.tensor, Category.UNSHARDED_GRAD
+        yield self.param_shard, Category.SHARDED_PARAM
+        yield self.grad_shard, Category.SHARDED_GRAD
+        if self.master is not None:
+            yield self.master, Category.MASTER_PARAM
+        for name, value in self.optimizer.state[self.owned].items():
+            if name != "step":
+                yield value, Category.OPTIMIZER_STATE
+
+    def step_counter(self) -> torch.Tensor | None:
+        """torch.optim's scalar step counter; None before the first step."""
+        counter: torch.Tensor | None = self.optimizer.state[self.owned].get("step")
+        return counter
+
+    def _make_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The module's parameters: views into the flat buffer, with `.grad` preset to views into the gradient's."""
+        start = 0
+        for shape in self.unit.params:
+            parameter = nn.Parameter(self.param.view(start, shape.shape))
+            # autograd then casts each fresh gradient to the recipe's dtype and adds it in place.
+            parameter.grad_dtype = self.grad_dtype
+            parameter.grad = self.grad.view(start, shape.shape)
+            start += shape.numel
+            yield shape.name, parameter
+
+    @torch.no_grad()
+    def _fill_with_initial_values(self) -> None:
+        """Write each parameter's initial value, one parameter at a time, wherever this rank keeps its elements."""
+        owned = self.param_shard if self.master is None else self.master
+        start = 0
+        for shape in self.unit.params:
+            value = initial_value(self.spec.model, shape, self.spec.seed).view(-1)
+            if self.params_held:
+                self.param.view(start, (shape.numel,)).copy_(value)
+            low, high = max(start, self.start), min(start + shape.numel, self.stop)
+            if low < high:
+                owned[low - self.start : high - self.start].copy_(value[low - start : high - start])
+            start += shape.numel
+        if self.master is not None:
+            self.param_shard.copy_(self.master)

@@ -1,0 +1,36 @@
+"""ZeRO-3 (FULL_SHARD): between uses a rank keeps the parameters of its shard only.
+
+A unit is gathered before its forward and again before its backward, and freed after each: with the gradient's
+reduce-scatter 3P on the wire.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from cluster.own.zero2 import Zero2Unit
+
+
+class Zero3Unit(Zero2Unit):
+    """Adds to ZeRO-2: a parameter shard of its own, and full parameters that come and go."""
+
+    params_held = False
+
+    def make_param_shard(self) -> torch.Tensor:
+        return torch.zeros(self.stop - self.start, dtype=self.param_dtype, device=self.device)
+
+    def unshard(self) -> None:
+        """Allocate the full parameters and start the gather that fills them."""
+        self.param.allocate()
+        # See [Note: storage resize].
+        with torch.autograd._unsafe_preserve_version_counter(self.param.tensor):
+            self._gather = self.comm.all_gather(self.param.tensor, self.param_shard)
+
+    def wait_unshard(self) -> None:
+        self._gather.wait()
+
+    def reshard(self) -> None:
+        self.param.release()
+
+    def sync_param(self) -> None:
+        """Nobody keeps whole parameters: the next unshard brings the updated shards."""

@@ -1,0 +1,134 @@
+"""run_rank: the only function an engine is asked to call for a training run."""
+
+from __future__ import annotations
+
+import gc
+import platform
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from cluster.allocator import cpu_counter, live_nbytes, watch_peak
+from cluster.collectives import Collectives
+from cluster.meter import Meter, held_by_category
+from cluster.own.step import Executor
+from zeroviz.errors import SpecError
+from zeroviz.memory import rest_padding_nbytes
+from zeroviz.spec import DType, RunSpec
+from zeroviz.trace import AllocatorReading, RankTrace, rank_to_dict
+
+# The counter knows only blocks born after it is switched on, so it is switched on with this module.
+cpu_counter()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankJob:
+    """One rank's part of a run: the spec, and where this rank sits.
+
+    store_path: a file all ranks reach, new for every run, through which they find each other.
+    timeout_s: bound on the rendezvous and on every collective.
+    """
+
+    spec: RunSpec
+    rank: int
+    store_path: str
+    backend: str
+    device: str
+    timeout_s: float
+
+
+def run_rank(job: RankJob) -> dict[str, Any]:
+    """Train `job.spec.steps` steps as one rank, metering the last, and return plain data.
+
+    The result is `zeroviz.trace.rank_to_dict` plus `environment`. Raises SpecError when the device lacks the precision.
+    """
+    device = torch.device(job.device)
+    check_precision(job.spec, device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    with joined_group(job) as comm:
+        result = rank_to_dict(_train(job.spec, comm, device))
+    gc.collect()
+    result["environment"] = {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "backend": job.backend if job.spec.ranks > 1 else "none",
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "intra_op_threads": torch.get_num_threads(),
+    }
+    return result
+
+
+def check_precision(spec: RunSpec, device: torch.device) -> None:
+    """Raise SpecError if the device cannot compute in the recipe's parameter dtype."""
+    if spec.precision.param is DType.BF16 and device.type == "cuda" and not torch.cuda.is_bf16_supported(False):
+        name = torch.cuda.get_device_name(device)
+        raise SpecError(f"Precision is {spec.precision.value!r}, but {name} has no bf16; use --precision fp32.")
+
+
+@contextmanager
+def joined_group(job: RankJob) -> Iterator[Collectives]:
+    """Join the run's process group for the block. A single rank needs none.
+
+    The group is made anew for each run, in some 50 ms: a pool of warm engines then serves any number of ranks.
+    """
+    num_ranks = job.spec.ranks
+    if num_ranks == 1:
+        yield Collectives(0, 1, None)
+        return
+    store = dist.FileStore(job.store_path, num_ranks)
+    timeout = timedelta(seconds=job.timeout_s)
+    dist.init_process_group(job.backend, store=store, rank=job.rank, world_size=num_ranks, timeout=timeout)
+    try:
+        yield Collectives(job.rank, num_ranks, dist.group.WORLD)
+    finally:
+        dist.destroy_process_group()
+
+
+def _train(spec: RunSpec, comm: Collectives, device: torch.device) -> RankTrace:
+    # One thread a rank: ranks share the cores, and a kernel's scratch grows with its threads.
+    torch.set_num_threads(1)
+    gc.collect()
+    before = live_nbytes(device)
+    meter = Meter()
+    executor = Executor(spec, comm, meter, device)
+    losses: list[float] = []
+    step_time_ns: list[int] = []
+
+    def step() -> None:
+        start = time.perf_counter_ns()
+        losses.append(executor.step())
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        step_time_ns.append(time.perf_counter_ns() - start)
+
+    for _ in range(spec.steps - 1):
+        step()
+    gc.collect()
+    rest_nbytes = live_nbytes(device)
+    held = list(executor.held_tensors())
+    counters = list(executor.step_counters())
+    comm.start_record()
+    comm.barrier()
+    with watch_peak(device) as peak, meter.recording([*held, *((counter, None) for counter in counters)]) as recording:
+        step()
+    allocator = None
+    if before is not None and rest_nbytes is not None and peak.nbytes is not None:
+        allocator = AllocatorReading(rest_nbytes - before, peak.nbytes - before, peak.source)
+    return RankTrace(
+        rank=comm.rank,
+        rest=held_by_category(executor.held_tensors()),
+        events=recording.events,
+        collectives=tuple(comm.calls),
+        padding_nbytes=rest_padding_nbytes(spec, comm.rank),
+        step_counter_nbytes=sum(counter.untyped_storage().nbytes() for counter in counters),
+        allocator=allocator,
+        losses=tuple(losses),
+        step_time_ns=tuple(step_time_ns),
+    )

@@ -1,0 +1,150 @@
+"""The `zeroviz` command: what is typed becomes a RunSpec, what comes back becomes a table, JSON, a picture or a file.
+
+Exit codes: 0 for success; 1 for a run that failed; 2 for a request that is wrong; 130 for Ctrl-C. Every error meant for
+a person is one sentence on stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from zeroviz.cli_files import check_outputs, save_outputs
+from zeroviz.cli_spec import add_spec_options, spec_from_args
+from zeroviz.errors import RunError, SpecError, ZerovizError
+from zeroviz.models import Family
+
+EXIT_FAILED = 1
+EXIT_WRONG = 2
+EXIT_INTERRUPTED = 130
+
+EXPLORER = Path("notebooks") / "explorer.ipynb"
+
+
+class _Parser(argparse.ArgumentParser):
+    """An ArgumentParser whose refusals are SpecErrors with the allowed words in them."""
+
+    def error(self, message: str) -> NoReturn:
+        raise SpecError(f"{message[:1].upper()}{message[1:]}; see `{self.prog} --help`.")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    try:
+        code = _dispatch(sys.argv[1:] if argv is None else list(argv))
+        sys.stdout.flush()
+        return code
+    except ZerovizError as error:
+        print(f"zeroviz: {error}", file=sys.stderr)
+        return EXIT_FAILED if isinstance(error, RunError) else EXIT_WRONG
+    except KeyboardInterrupt:
+        print("zeroviz: interrupted; nothing was left running.", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader (`| head`) has what it wanted. Python would complain once more when it flushes stdout at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _dispatch(argv: list[str]) -> int:
+    parser, commands = _build_parser()
+    args, unknown = parser.parse_known_args(argv)
+    if args.command is None:
+        raise SpecError(f"No command was given; allowed are {', '.join(commands)}. Try `zeroviz predict --ranks 4`.")
+    if args.command == "explore":
+        return _explore(unknown)
+    if unknown:
+        known = re.findall(r"--[\w-]+", commands[args.command].format_usage())
+        raise SpecError(
+            f"{' '.join(unknown)!r} is not known to `zeroviz {args.command}`; allowed are {', '.join(known)}."
+        )
+    run: Callable[[argparse.Namespace], int] = args.function
+    return run(args)
+
+
+def _build_parser() -> tuple[_Parser, dict[str, argparse.ArgumentParser]]:
+    parser = _Parser(
+        prog="zeroviz",
+        description="DDP and ZeRO, stage by stage: what each rank holds, when it peaks, and what crosses the wire.",
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+
+    def command(name: str, function: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        sub.set_defaults(function=function)
+        return sub
+
+    predict = command("predict", _predict, "work a training step out by arithmetic; starts nothing")
+    run = command("run", _run, "run the step for real and show measured beside predicted")
+    doctor = command("doctor", _doctor, "check devices, collectives and leftovers on this machine")
+    command("explore", lambda args: _explore([]), "open the explorer in JupyterLab; further words go to JupyterLab")
+    for sub in (predict, run):
+        add_spec_options(sub)
+        sub.add_argument("--figure", metavar="FILE", help="write the picture as .svg, .png or .pdf")
+        sub.add_argument("--trace", metavar="FILE", help="write the whole trace, events included, as JSON")
+    for sub in (predict, run, doctor):
+        sub.add_argument("--json", action="store_true", help="print the report as JSON and nothing else")
+    return parser, dict(commands.choices)
+
+
+def _predict(args: argparse.Namespace) -> int:
+    from zeroviz.predict import predict
+    from zeroviz.tables import render
+
+    spec = spec_from_args(args)
+    check_outputs(args.figure, args.trace)
+    trace = predict(spec)
+    save_outputs(args.figure, args.trace, trace, None)
+    print(json.dumps(trace.report(), indent=1) if args.json else render(trace).rstrip())
+    return 0
+
+
+def _run(args: argparse.Namespace) -> int:
+    from zeroviz.cli_run import run_live
+    from zeroviz.predict import predict
+    from zeroviz.tables_live import render_live
+
+    spec = spec_from_args(args)
+    if spec.model.family is Family.BARE:
+        raise SpecError(
+            f"--params {args.params} is a bare count, and a count has no layers to run; "
+            "use `zeroviz predict`, or name a model, for example --model tiny."
+        )
+    check_outputs(args.figure, args.trace)
+    predicted = predict(spec)
+    measured = run_live(spec)
+    save_outputs(args.figure, args.trace, predicted, measured)
+    print(json.dumps(measured.report(), indent=1) if args.json else render_live(predicted, measured).rstrip())
+    return 0
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from zeroviz.cli_run import examine
+
+    return examine(as_json=args.json)
+
+
+def _explore(jupyter_args: list[str]) -> int:
+    """Become JupyterLab, so that its Ctrl-C and its exit code are its own."""
+    notebook = Path(__file__).resolve().parent.parent / EXPLORER
+    if not notebook.is_file():
+        raise SpecError(f"{notebook} does not exist; `zeroviz explore` needs a checkout installed with pip install -e.")
+    command = [sys.executable, "-m", "jupyterlab", str(notebook), *jupyter_args]
+    if os.geteuid() == 0 and "--allow-root" not in jupyter_args:
+        # In a container everybody is root, and Jupyter would refuse; it still listens on this machine only.
+        print("zeroviz: you are root, so JupyterLab is started with --allow-root.", file=sys.stderr)
+        command.append("--allow-root")
+    os.chdir(notebook.parent.parent)
+    sys.stderr.flush()
+    os.execv(sys.executable, command)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""The files a command writes: refused before anything runs, written after it ran."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from zeroviz.errors import SpecError
+from zeroviz.trace import Trace
+
+FIGURE_SUFFIXES = (".svg", ".png", ".pdf")
+
+
+def check_outputs(figure: str | None, trace: str | None) -> None:
+    """Raise SpecError for a file that could not be written at the end of the run."""
+    if figure is not None:
+        suffix = Path(figure).suffix
+        if suffix.lower() not in FIGURE_SUFFIXES:
+            raise SpecError(f"--figure is {figure!r}; its name must end in {', '.join(FIGURE_SUFFIXES)}.")
+        _check_writable(figure, "--figure")
+    if trace is not None:
+        _check_writable(trace, "--trace")
+
+
+def save_outputs(figure: str | None, trace: str | None, predicted: Trace, measured: Trace | None) -> None:
+    """Write what was asked for. The trace is the measured one where there is one."""
+    if trace is not None:
+        try:
+            Path(trace).write_text((measured or predicted).to_json(), encoding="utf-8")
+        except OSError as error:
+            raise _unwritable("--trace", trace, error) from None
+    if figure is not None:
+        # matplotlib takes most of a second to import; only a picture needs it.
+        from zeroviz.draw import save_figure
+        from zeroviz.scene import build_scene
+
+        try:
+            save_figure(build_scene(predicted, measured), Path(figure))
+        except OSError as error:
+            raise _unwritable("--figure", figure, error) from None
+
+
+def _check_writable(name: str, option: str) -> None:
+    """Open for appending: the only test that also sees full permissions, read-only disks and directories."""
+    path = Path(name)
+    existed = path.exists()
+    try:
+        with path.open("ab"):
+            pass
+        if not existed:
+            path.unlink()
+    except OSError as error:
+        raise _unwritable(option, name, error) from None
+
+
+def _unwritable(option: str, name: str, error: OSError) -> SpecError:
+    return SpecError(
+        f"{option} is {name!r}, which cannot be written ({error.strerror}); name a file in a writable folder."
+    )

@@ -1,0 +1,128 @@
+"""The spec options of the command line: the same for every command, one sentence for every refusal."""
+
+from __future__ import annotations
+
+import argparse
+import os.path
+from enum import Enum
+from pathlib import Path
+
+from zeroviz.errors import SpecError
+from zeroviz.hf_config import read_config
+from zeroviz.models import PRESETS, Family, ModelShape, bare
+from zeroviz.quantity import parse_count
+from zeroviz.spec import (
+    Implementation,
+    Precision,
+    RunSpec,
+    Strategy,
+    UnitKind,
+    UnitPolicy,
+    Zero1Form,
+    parse_enum,
+    preset,
+)
+
+DEFAULT_MODEL = "tiny"
+
+# Settings with one value so far. They are options all the same: asking for another value must be refused in words.
+_ONLY = {
+    "optimizer": ("adamw", "every figure here counts AdamW's two moments"),
+    "checkpointing": ("none", "every activation is kept for backward"),
+    "offload": ("none", "all states stay on the rank's device"),
+    "reshard_after_forward": ("true", "zero3 frees a unit after its forward and gathers it again for its backward"),
+}
+
+
+def add_spec_options(parser: argparse.ArgumentParser) -> None:
+    """Add every spec option to `parser`. Values stay text; `spec_from_args` turns them into a RunSpec."""
+    group = parser.add_argument_group("the training step")
+
+    def option(name: str, metavar: str, text: str) -> None:
+        group.add_argument(name, metavar=metavar, help=text)
+
+    option("--model", "NAME|FILE", f"{', '.join(PRESETS)}, or the path of a config.json (default {DEFAULT_MODEL})")
+    option("--params", "COUNT", "a bare parameter count instead of a model, such as 7e9 or 7B; arithmetic only")
+    option("--strategy", "S", f"{_values(Strategy)} (default zero3)")
+    option("--impl", "I", f"{_values(Implementation)} (default own)")
+    option("--ranks", "N", "number of ranks (default 2)")
+    option("--precision", "P", f"{_values(Precision)} (default fp32)")
+    option("--unit", "U", "model, block, block:K, layer or numel:K (default block; model with --params)")
+    option("--batch", "B", "sequences on each rank (default 2)")
+    option("--seq", "T", "tokens in a sequence (default 64)")
+    option("--optimizer", "O", "adamw")
+    option("--checkpointing", "C", "none")
+    option("--offload", "O", "none")
+    option("--reshard-after-forward", "BOOL", "true")
+    option("--prefetch", "K", "units that zero3 gathers ahead of the one in use (default 0)")
+    option("--async-reduce", "BOOL", "reduce a unit's gradient during the next backward (default false)")
+    option("--zero1-form", "F", f"{_values(Zero1Form)}; zero1 only (default reduce-scatter)")
+    option("--steps", "K", "training steps of a live run, at least 2 (default 3)")
+    option("--seed", "K", "seed of a live run's weights and data (default 0)")
+
+
+def spec_from_args(args: argparse.Namespace) -> RunSpec:
+    """The RunSpec the options ask for. Raises SpecError with one sentence for the first option that is wrong."""
+    for name, (value, reason) in _ONLY.items():
+        given = getattr(args, name)
+        if given not in (None, value):
+            raise SpecError(f"{_flag(name)} is {given!r}; only {value} is supported: {reason}.")
+    model = _model(args)
+    default_unit = UnitKind.MODEL if model.family is Family.BARE else UnitKind.BLOCK
+    return RunSpec(
+        model=model,
+        strategy=parse_enum(Strategy, _text(args, "strategy", Strategy.ZERO3), "--strategy"),
+        impl=parse_enum(Implementation, _text(args, "impl", Implementation.OWN), "--impl"),
+        ranks=_whole(args, "ranks", 2),
+        precision=parse_enum(Precision, _text(args, "precision", Precision.FP32), "--precision"),
+        unit=UnitPolicy.parse(_text(args, "unit", default_unit)),
+        batch=_whole(args, "batch", 2),
+        seq=_whole(args, "seq", 64),
+        zero1_form=parse_enum(Zero1Form, _text(args, "zero1_form", Zero1Form.REDUCE_SCATTER), "--zero1-form"),
+        prefetch=_whole(args, "prefetch", 0),
+        async_reduce=_boolean(args, "async_reduce"),
+        steps=_whole(args, "steps", 3),
+        seed=_whole(args, "seed", 0),
+    )
+
+
+def _model(args: argparse.Namespace) -> ModelShape:
+    if args.params is not None:
+        if args.model is not None:
+            raise SpecError(f"Both --model {args.model} and --params {args.params} were given; give one of the two.")
+        return bare(parse_count(args.params, "--params"))
+    name: str = DEFAULT_MODEL if args.model is None else args.model
+    if name not in PRESETS and ("/" in name or name.endswith(".json") or os.path.exists(name)):
+        return read_config(Path(name))
+    return preset(name)
+
+
+def _text(args: argparse.Namespace, name: str, default: Enum) -> str:
+    given: str | None = getattr(args, name)
+    return str(default.value) if given is None else given
+
+
+def _whole(args: argparse.Namespace, name: str, default: int) -> int:
+    """A whole number; its range is RunSpec's to check."""
+    text: str | None = getattr(args, name)
+    if text is None:
+        return default
+    try:
+        return int(text)
+    except ValueError:
+        raise SpecError(f"{_flag(name)} is {text!r}; it must be a whole number, such as {default or 1}.") from None
+
+
+def _boolean(args: argparse.Namespace, name: str) -> bool:
+    text: str | None = getattr(args, name)
+    if text not in (None, "true", "false"):
+        raise SpecError(f"{_flag(name)} is {text!r}; it must be true or false.")
+    return text == "true"
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _values(kind: type[Enum]) -> str:
+    return ", ".join(str(member.value) for member in kind)

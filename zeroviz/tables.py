@@ -1,0 +1,234 @@
+"""Text tables for the terminal, 80 columns wide: what a Trace says, for a person.
+
+Ranks that hold and send the same are one table. Exact bytes stand beside a decimal unit (GB, MB) and a binary one
+(GiB, MiB), each under its own name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from textwrap import wrap
+
+from zeroviz.collectives import CollectiveOp
+from zeroviz.models import Family
+from zeroviz.partition import Unit, buffer_numel, is_sharded, plan_for
+from zeroviz.quantity import format_binary_nbytes, format_decimal_nbytes
+from zeroviz.spec import Precision, RunSpec, Strategy, Zero1Form
+from zeroviz.trace import Category, Peak, RankTrace, Trace
+
+WIDTH = 80
+MAX_UNIT_LINES = 12
+_LABEL_WIDTH = 24
+_HEADER_LABEL_WIDTH = 10
+
+_HELD = {
+    Strategy.DDP: "parameters, gradients and optimizer state whole on every rank",
+    Strategy.ZERO1: "optimizer state 1/N; parameters and gradients whole",
+    Strategy.ZERO2: "optimizer state and gradients 1/N; parameters whole",
+    Strategy.ZERO3: "all states 1/N; a unit's parameters are gathered while it is used",
+}
+
+
+@dataclass(frozen=True)
+class RankGroup:
+    """Ranks that hold the same bytes at rest and at the peak and send the same; `first` stands for all of them."""
+
+    ranks: tuple[int, ...]
+    first: RankTrace
+
+    @property
+    def label(self) -> str:
+        return rank_label(self.ranks)
+
+
+def render(trace: Trace) -> str:
+    """The whole report of one trace."""
+    lines = header(trace)
+    for group in rank_groups(trace):
+        every = "each rank" if len(group.ranks) == len(trace.ranks) else group.label
+        lines += ["", *_at_rest(trace, group, every), "", *_at_peak(group, every), "", *_wire(trace.spec, group, every)]
+    for note in trace.notes:
+        lines += ["", *wrap(f"Note: {note}", WIDTH)]
+    return "\n".join(lines) + "\n"
+
+
+def header(trace: Trace) -> list[str]:
+    """Origin, strategy, model, recipe and units."""
+    spec = trace.spec
+    model = spec.model
+    sizes = "" if model.family is Family.BARE else f" ({model.num_params:,} parameters)"
+    ranks = f"{spec.ranks:,} rank" + ("s" if spec.ranks > 1 else "")
+    lines = [f"{trace.origin.value.upper()}: {spec.strategy.label} on {ranks}, {model.name}{sizes}", ""]
+    lines += entry("strategy", _HELD[spec.strategy], _HEADER_LABEL_WIDTH)
+    lines += entry("recipe", recipe(spec.precision), _HEADER_LABEL_WIDTH)
+    if options := _options(spec):
+        lines += entry("options", options, _HEADER_LABEL_WIDTH)
+    batch = f"{spec.batch:,} sequences of {spec.seq:,} = {spec.num_tokens_per_rank:,} tokens on each rank"
+    if model.family is Family.BARE:
+        batch = "not counted: a bare count has no layers and so no activations"
+    lines += entry("batch", batch, _HEADER_LABEL_WIDTH)
+    return [*lines, "", *_units(spec)]
+
+
+def recipe(precision: Precision) -> str:
+    """`bf16-mixed: 2 param + 2 grad + 4 master + 8 Adam = 16 bytes/param`."""
+    parts = [f"{precision.param.itemsize} param", f"{precision.grad.itemsize} grad"]
+    if precision.master:
+        parts.append(f"{precision.master.itemsize} master")
+    parts.append(f"{2 * precision.moments.itemsize} Adam")
+    return f"{precision.value}: {' + '.join(parts)} = {precision.bytes_per_param} bytes/param"
+
+
+def _options(spec: RunSpec) -> str:
+    """The settings that differ from their defaults."""
+    options = []
+    if spec.zero1_form is not Zero1Form.REDUCE_SCATTER:
+        options.append(f"zero1 form {spec.zero1_form.value}")
+    if spec.prefetch:
+        options.append(f"prefetch {spec.prefetch}")
+    if spec.async_reduce:
+        options.append("async reduce")
+    return ", ".join(options)
+
+
+def rank_label(ranks: Sequence[int]) -> str:
+    """`rank 3`, `ranks 0-2`, `ranks 0-2, 5`."""
+    spans = []
+    for _, run in groupby(enumerate(ranks), lambda pair: pair[1] - pair[0]):
+        members = [rank for _, rank in run]
+        spans.append(str(members[0]) if len(members) == 1 else f"{members[0]}-{members[-1]}")
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(spans)
+
+
+def rank_groups(trace: Trace) -> tuple[RankGroup, ...]:
+    """Fold ranks that are alike."""
+    groups: dict[tuple[object, ...], list[RankTrace]] = {}
+    seen: dict[tuple[int, int, int], tuple[object, ...]] = {}
+    for rank in trace.ranks:
+        # Predicted ranks share their lists, so identity spares a walk over the same events for each of 1,024 ranks.
+        identity = (id(rank.rest), id(rank.events), id(rank.collectives))
+        if identity not in seen:
+            peak = rank.peak()
+            held = (tuple(rank.at_rest.items()), peak.total, peak.phase, peak.op, peak.unit)
+            seen[identity] = (*held, tuple(peak.by_category.items()), rank.wire())
+        groups.setdefault(seen[identity], []).append(rank)
+    return tuple(RankGroup(tuple(rank.rank for rank in ranks), ranks[0]) for ranks in groups.values())
+
+
+def columns(rows: Iterable[Sequence[str]], min_width: int = 13) -> list[str]:
+    """Align cells: the first to the left, the others to the right under each other."""
+    cells = [list(row) for row in rows]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
+    widths = [max(widths[0], _LABEL_WIDTH), *(max(width, min_width) for width in widths[1:])]
+    return [
+        (
+            row[0].ljust(widths[0])
+            + "".join(f"  {cell:>{width - 2}}" for cell, width in zip(row[1:], widths[1:], strict=True))
+        ).rstrip()
+        for row in cells
+    ]
+
+
+def _padding_lines(trace: Trace) -> list[str]:
+    """How much of the rest is padding, ranks that pad alike folded; nothing where there is none."""
+    by_nbytes: dict[int, list[int]] = {}
+    for rank in trace.ranks:
+        by_nbytes.setdefault(rank.padding_nbytes, []).append(rank.rank)
+    if set(by_nbytes) == {0}:
+        return []
+    if len(by_nbytes) > 4:
+        text = f"from {min(by_nbytes):,} B to {max(by_nbytes):,} B a rank"
+    else:
+        text = "; ".join(f"{rank_label(ranks)}: {nbytes:,} B" for nbytes, ranks in by_nbytes.items())
+    return entry("  of this, padding", text)
+
+
+def peak_sentence(peak: Peak) -> str:
+    """Where the peak stands: `in backward, at 'backward' of unit block 2`."""
+    if not peak.op:
+        return "the step adds nothing to what is held at rest"
+    unit = f" of unit {peak.unit}" if peak.unit else ""
+    return f"in {peak.phase}, at {peak.op!r}{unit}"
+
+
+def _at_rest(trace: Trace, group: RankGroup, every: str) -> list[str]:
+    num_params = trace.spec.model.num_params
+    lines = _held_table(f"AT REST, {every}", group.first.at_rest, num_params)
+    lines += _padding_lines(trace)
+    counters = group.first.step_counter_nbytes
+    return lines + entry("  not counted", f"{counters:,} B of step counters, one scalar a unit")
+
+
+def _at_peak(group: RankGroup, every: str) -> list[str]:
+    peak = group.first.peak()
+    return [*_held_table(f"AT THE PEAK, {every}", peak.by_category), *entry("  when", peak_sentence(peak))]
+
+
+def _held_table(title: str, held: Mapping[Category, int], num_params: int | None = None) -> list[str]:
+    def row(label: str, nbytes: int) -> list[str]:
+        share = [f"{nbytes / num_params:.3f}"] if num_params else []
+        return [f"  {label}", f"{nbytes:,}", format_decimal_nbytes(nbytes), format_binary_nbytes(nbytes), *share]
+
+    rows = [[title, "bytes", "decimal", "binary", *(["B/param"] if num_params else [])]]
+    rows += [row(category.value, nbytes) for category, nbytes in held.items()]
+    rows.append(row("total", sum(held.values())))
+    return columns(rows)
+
+
+def _wire(spec: RunSpec, group: RankGroup, every: str) -> list[str]:
+    totals = group.first.wire()
+    if not totals:
+        return [f"ON THE WIRE, {every}: nothing; one rank has nobody to send to."]
+    rows = [[f"ON THE WIRE, {every}", "calls", "payload", "sent", "sent"]]
+    rows += [
+        [
+            f"  {total.op.value} {total.dtype}",
+            f"{total.count:,}",
+            format_decimal_nbytes(total.payload_nbytes),
+            format_decimal_nbytes(total.sent_nbytes),
+            format_binary_nbytes(total.sent_nbytes),
+        ]
+        for total in totals
+    ]
+    sent = group.first.sent_nbytes
+    rows.append(
+        ["  total", f"{sum(t.count for t in totals):,}", "", format_decimal_nbytes(sent), format_binary_nbytes(sent)]
+    )
+    ring = f"{spec.ranks - 1:,}/{spec.ranks:,}"
+    if any(total.op is CollectiveOp.ALL_REDUCE for total in totals):
+        ring += f" of the payload, all_reduce 2 x {ring}"
+    else:
+        ring += " of the payload"
+    return [*columns(rows, min_width=11), *entry("  sent in a ring", ring)]
+
+
+def _units(spec: RunSpec) -> list[str]:
+    units = plan_for(spec).units
+    largest = max(units, key=lambda unit: unit.numel)
+    rows = [[f"units ({spec.unit})", "elements", "padding", ""]]
+    for run in _runs(units):
+        first, last = run[0], run[-1]
+        name = first.name if len(run) == 1 else f"{len(run)} x {first.name} .. {last.name}"
+        pad = buffer_numel(first, spec) - first.numel if is_sharded(spec) else 0
+        mark = f"largest, {largest.numel / spec.model.num_params:.0%}" if largest in run and len(units) > 1 else ""
+        rows.append([f"  {name}", f"{first.numel:,}", f"{pad:,}", mark])
+    if len(rows) > MAX_UNIT_LINES + 1:
+        middle = rows[MAX_UNIT_LINES - 1 : -1]
+        folded = [row for row in middle if row[3]]
+        gap = [[f"  .. {len(middle) - len(folded)} lines more", "", "", ""]]
+        rows = [*rows[: MAX_UNIT_LINES - 1], *gap, *folded, rows[-1]]
+    return columns(rows)
+
+
+def _runs(units: Sequence[Unit]) -> list[list[Unit]]:
+    """Neighbours of equal numel as one, once there are more than a dozen units."""
+    if len(units) <= MAX_UNIT_LINES:
+        return [[unit] for unit in units]
+    return [list(run) for _, run in groupby(units, lambda unit: unit.numel)]
+
+
+def entry(label: str, text: str, label_width: int = _LABEL_WIDTH) -> list[str]:
+    first, *rest = wrap(text, WIDTH - label_width)
+    return [label.ljust(label_width) + first, *(" " * label_width + line for line in rest)]
