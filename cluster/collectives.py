@@ -3,32 +3,32 @@
 [Note: in place] all_gather takes the shard as a view of the full buffer or as a tensor of its own, and reduce_scatter
 may write into a view of its input. Both backends allow it, and it is what keeps our own implementation free of
 separate communication buffers. gloo makes working copies all the same (a gather holds its output twice, a
-reduce-scatter clones its input); they are the backend's and appear in the allocator's figure only.
+reduce-scatter clones its input, and lets go of it some time later in a thread of its own). They are the backend's:
+the calls below hide them from the meter's dispatch mode, and they appear in the allocator's figure only.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import _disable_current_modes
 
 from cluster.dtypes import NAME_OF
 from zeroviz.collectives import CollectiveOp
 from zeroviz.trace import Collective
 
 
-class Handle(Protocol):
-    """A collective under way."""
+class Handle:
+    """A collective under way; without work, as for one rank, one that is over."""
 
-    def wait(self) -> object: ...
-
-
-class _Done:
-    """The handle of a collective of one rank: nothing to wait for."""
+    def __init__(self, work: dist.Work | None = None) -> None:
+        self._work = work
 
     def wait(self) -> None:
-        return None
+        """Wait until the result is there. Raises RuntimeError when the group broke or its time bound passed."""
+        if self._work is not None:
+            with _disable_current_modes():  # gloo copies the result out of its clone in here
+                self._work.wait()
 
 
 # torch 2.13 renames the two single-tensor collectives and warns of the old names; older ones have only those.
@@ -61,27 +61,30 @@ class Collectives:
     def all_reduce(self, full: torch.Tensor) -> Handle:
         """Sum `full` (numel,) over the ranks, in place."""
         if self._group is None:
-            return _Done()
+            return Handle()
         self._record(CollectiveOp.ALL_REDUCE, full)
-        return _handle(dist.all_reduce(full, group=self._group, async_op=True))
+        with _disable_current_modes():
+            return Handle(dist.all_reduce(full, group=self._group, async_op=True))
 
     def all_gather(self, full: torch.Tensor, shard: torch.Tensor) -> Handle:
         """Fill `full` (num_ranks * numel,) with every rank's `shard` (numel,), in rank order."""
         if self._group is None:
             if full.data_ptr() != shard.data_ptr():
                 full.copy_(shard)
-            return _Done()
+            return Handle()
         self._record(CollectiveOp.ALL_GATHER, full)
-        return _handle(_all_gather(full, shard, group=self._group, async_op=True))
+        with _disable_current_modes():
+            return Handle(_all_gather(full, shard, group=self._group, async_op=True))
 
     def reduce_scatter(self, shard: torch.Tensor, full: torch.Tensor) -> Handle:
         """Sum `full` (num_ranks * numel,) over the ranks and leave this rank's part in `shard` (numel,)."""
         if self._group is None:
             if full.data_ptr() != shard.data_ptr():
                 shard.copy_(full)
-            return _Done()
+            return Handle()
         self._record(CollectiveOp.REDUCE_SCATTER, full)
-        return _handle(_reduce_scatter(shard, full, group=self._group, async_op=True))
+        with _disable_current_modes():
+            return Handle(_reduce_scatter(shard, full, group=self._group, async_op=True))
 
     def barrier(self) -> None:
         """Wait for every rank; not recorded, since it is no part of a step."""
@@ -93,9 +96,3 @@ class Collectives:
         phase, unit = self._where
         self.calls.append(Collective(op, NAME_OF[full.dtype].value, self.num_ranks, nbytes, phase, unit))
 
-
-def _handle(work: dist.Work | None) -> Handle:
-    # With async_op=True a rank that is not in the group gets None; ours always is.
-    if work is None:
-        raise RuntimeError("the collective returned no handle: this process is not in the group")
-    return work

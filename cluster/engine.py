@@ -6,39 +6,22 @@ The owner imports this module to name these functions, so nothing here imports t
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import traceback
 from dataclasses import dataclass
 from typing import Any
 
 from zeroviz.errors import SpecError
-from zeroviz.spec import RunSpec
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankJob:
-    """One rank's part of a run.
-
-    store_path: the file of a torch FileStore, fresh for each run, at which the ranks meet. backend: `gloo` or `nccl`.
-    device: `cpu` or `cuda:0`. timeout_s: bound of a single collective.
-    """
-
-    spec: RunSpec
-    rank: int
-    store_path: str
-    backend: str
-    device: str
-    timeout_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineFacts:
-    """What an engine says of itself. gpus: the names of the GPUs it sees, all of which every local engine sees."""
+    """What an engine says of itself. gpus: names of the GPUs it sees; every engine of a pool sees all of them."""
 
     pid: int
     torch: str
     gpus: tuple[str, ...]
-    gpus_have_bf16: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,25 +39,31 @@ class RankFailure:
     is_connection: bool
 
 
-def describe() -> EngineFacts:
-    """The engine's facts; imports torch and the code of a rank on the way, which makes the first run as fast as the next."""
+def describe(target: str) -> EngineFacts:
+    """The engine's facts. Imports torch and the target's module on the way, so that the first run need not."""
     import torch
 
-    importlib.import_module("cluster.rank")
-    num_gpus = torch.cuda.device_count()
+    importlib.import_module("torch._dynamo")  # torch.optim imports it in its first step, a second of work
+    importlib.import_module(target.partition(":")[0])
     return EngineFacts(
         pid=os.getpid(),
-        torch=torch.__version__,
-        gpus=tuple(torch.cuda.get_device_name(index) for index in range(num_gpus)),
-        gpus_have_bf16=all(torch.cuda.get_device_capability(index) >= (8, 0) for index in range(num_gpus)),
+        torch=str(torch.__version__),  # it is a str of torch's own, which would make the owner import torch
+        gpus=tuple(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())),
     )
 
 
-def run_job(target: str, job: RankJob) -> dict[str, Any] | RankFailure:
-    """Call `target`, written `module:function`, with the job. What it raises is returned as a RankFailure."""
+def run_job(target: str, fields: dict[str, Any]) -> dict[str, Any] | RankFailure:
+    """Call `target`, written `module:function`, with RankJob(**fields). What it raises is returned as a RankFailure.
+
+    The result is taken through JSON, so that what reaches the owner is plain data and imports nothing there.
+    """
     try:
+        from cluster.rank import RankJob
+
         module, _, name = target.partition(":")
-        result: dict[str, Any] = getattr(importlib.import_module(module), name)(job)
+        result: dict[str, Any] = json.loads(
+            json.dumps(getattr(importlib.import_module(module), name)(RankJob(**fields)))
+        )
         return result
     except BaseException as error:  # SystemExit too: an engine serves the next run after this one
         return RankFailure(

@@ -111,7 +111,7 @@ class _Tracker(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
-                self._see(leaf, args, kwargs)
+                self._see(leaf)
         return result
 
     @contextmanager
@@ -141,14 +141,16 @@ class _Tracker(TorchDispatchMode):
             for where, block, sign in self._log
         )
 
-    def _see(self, tensor: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+    def _see(self, tensor: torch.Tensor) -> None:
+        """Take note of the tensor's storage, unless it is known.
+
+        A storage unknown here may have been made below the dispatcher a moment ago (a tensor from an array). If it
+        had been there since before the step, the books would not close, and `Trace.check` says so.
+        """
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self._live or not storage.nbytes():
             return
-        inputs = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
-        if any(leaf.untyped_storage()._cdata == key for leaf in inputs):
-            raise RuntimeError(f"an operator works on {storage.nbytes()} bytes that nobody declared as held at rest")
         block = _Block(storage.nbytes(), None)
         block.reference = weakref.ref(storage, lambda _, key=key: self._death(key))
         self._birth(key, block)

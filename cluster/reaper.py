@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -83,10 +84,8 @@ def sweep(directory: Path) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError(f"processes {[process.pid for process in members]} of {directory} do not die")
         for process in members:
-            try:
+            with suppress(psutil.NoSuchProcess):
                 process.kill()
-            except psutil.NoSuchProcess:
-                pass
         psutil.wait_procs(members, timeout=max(0.0, deadline - time.monotonic()))
     shutil.rmtree(directory, ignore_errors=True)
 

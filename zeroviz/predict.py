@@ -113,15 +113,27 @@ class _Walk:
                 self._send(gradient_op(spec), recipe.grad, numel, op, unit)
             case OpKind.WAIT_REDUCE if spec.strategy.shards_grad:
                 ledger.free(("grad", unit.index))
-            case OpKind.OPTIMIZER_STEP if recipe.master and recipe.grad is not recipe.master:
-                # The master is updated with a gradient of its own dtype: one unit's shard is cast at a time.
-                cast = ("cast grad", unit.index)
-                ledger.alloc(cast, shard_numel(unit, spec) * recipe.master.itemsize, Category.TEMPORARY)
-                ledger.free(cast)
+            case OpKind.OPTIMIZER_STEP:
+                self._optimizer_step(shard_numel(unit, spec))
             case OpKind.SYNC_PARAM:
                 self._send(CollectiveOp.ALL_GATHER, recipe.param, numel, op, unit)
             case _:
                 pass  # waits, and zeroing what is held anyway, neither allocate nor free
+
+    def _optimizer_step(self, numel: int) -> None:
+        """AdamW's plain loop makes sqrt(v) and the denominator out of it; both are as large as the shard.
+
+        A master is updated with a gradient of its own dtype, so a narrower one is cast first, one unit at a time.
+        """
+        ledger, recipe = self.ledger, self.spec.precision
+        casts = recipe.master is not None and recipe.grad is not recipe.master
+        if recipe.master and casts:
+            ledger.alloc("cast grad", numel * recipe.master.itemsize, Category.TEMPORARY)
+        ledger.alloc("sqrt", numel * recipe.moments.itemsize, Category.TEMPORARY)
+        ledger.alloc("denominator", numel * recipe.moments.itemsize, Category.TEMPORARY)
+        ledger.free("sqrt", "denominator")
+        if casts:
+            ledger.free("cast grad")
 
     def _send(self, op: CollectiveOp, dtype: DType, numel: int, at: Op, unit: Unit) -> None:
         if self.spec.ranks > 1:

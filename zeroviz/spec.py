@@ -139,6 +139,10 @@ class UnitPolicy:
     def __post_init__(self) -> None:
         if self.count < 1:
             raise SpecError(f"A unit of {self.count} {self.kind.value}s was asked for; it must be at least 1.")
+        if self.count > 1 and self.kind in (UnitKind.MODEL, UnitKind.LAYER):
+            raise SpecError(
+                f"A unit of {self.count} {self.kind.value}s was asked for; {self.kind.value} takes no count."
+            )
 
     def __str__(self) -> str:
         if self.kind is UnitKind.NUMEL or (self.kind is UnitKind.BLOCK and self.count > 1):
@@ -218,6 +222,8 @@ class RunSpec:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
                 raise SpecError(f"{name} is {value!r}; it must be a whole number from {least} to {most}.")
+        if not isinstance(self.async_reduce, bool):
+            raise SpecError(f"async_reduce is {self.async_reduce!r}; it must be true or false.")
         if model.family is Family.BARE and unit.kind in (UnitKind.BLOCK, UnitKind.LAYER):
             raise SpecError(
                 f"Unit is {str(unit)!r}, but a bare parameter count has no blocks or layers; "

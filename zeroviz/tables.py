@@ -12,11 +12,12 @@ from itertools import groupby
 from textwrap import wrap
 
 from zeroviz.collectives import CollectiveOp
+from zeroviz.compare import place_text
 from zeroviz.models import Family
 from zeroviz.partition import Unit, buffer_numel, is_sharded, plan_for
 from zeroviz.quantity import format_binary_nbytes, format_decimal_nbytes
 from zeroviz.spec import Precision, RunSpec, Strategy, Zero1Form
-from zeroviz.trace import Category, Peak, RankTrace, Trace
+from zeroviz.trace import Category, RankTrace, Trace
 
 WIDTH = 80
 MAX_UNIT_LINES = 12
@@ -145,14 +146,6 @@ def _padding_lines(trace: Trace) -> list[str]:
     return entry("  of this, padding", text)
 
 
-def peak_sentence(peak: Peak) -> str:
-    """Where the peak stands: `in backward, at 'backward' of unit block 2`."""
-    if not peak.op:
-        return "the step adds nothing to what is held at rest"
-    unit = f" of unit {peak.unit}" if peak.unit else ""
-    return f"in {peak.phase}, at {peak.op!r}{unit}"
-
-
 def _at_rest(trace: Trace, group: RankGroup, every: str) -> list[str]:
     num_params = trace.spec.model.num_params
     lines = _held_table(f"AT REST, {every}", group.first.at_rest, num_params)
@@ -163,7 +156,7 @@ def _at_rest(trace: Trace, group: RankGroup, every: str) -> list[str]:
 
 def _at_peak(group: RankGroup, every: str) -> list[str]:
     peak = group.first.peak()
-    return [*_held_table(f"AT THE PEAK, {every}", peak.by_category), *entry("  when", peak_sentence(peak))]
+    return [*_held_table(f"AT THE PEAK, {every}", peak.by_category), *entry("  when", place_text(peak))]
 
 
 def _held_table(title: str, held: Mapping[Category, int], num_params: int | None = None) -> list[str]:

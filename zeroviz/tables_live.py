@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from textwrap import wrap
 
+from zeroviz.compare import AllocatorRow, Comparison, MemoryRow, Moment, WireRow, compare, place_text
 from zeroviz.quantity import format_decimal_nbytes
-from zeroviz.tables import WIDTH, columns, entry, header, peak_sentence, rank_groups, rank_label
-from zeroviz.trace import CATEGORY_ORDER, Category, RankTrace, Trace
+from zeroviz.tables import WIDTH, columns, entry, header, rank_groups, rank_label
+from zeroviz.trace import RankTrace, Trace
 
 MAX_LOSS_RANKS = 8
 MAX_LOSS_STEPS = 5
@@ -17,14 +18,15 @@ _HEADS = ("predicted", "measured", "difference", "measured")
 def render_live(predicted: Trace, measured: Trace) -> str:
     """The whole report of a live run beside its prediction."""
     lines = header(measured)
+    comparison = compare(predicted, measured)
     for group in rank_groups(measured):
         every = "each rank" if len(group.ranks) == len(measured.ranks) else group.label
-        expected, got = predicted.ranks[group.first.rank], group.first
-        lines += ["", *_held(f"AT REST, {every}", expected.at_rest, got.at_rest)]
-        lines += ["", *_held(f"AT THE PEAK, {every}", expected.peak().by_category, got.peak().by_category)]
-        lines += _when(expected, got)
-        lines += ["", *_wire(f"ON THE WIRE, {every}", expected, got)]
-    lines += [*_allocator(measured), *_losses(measured), *_step_time(measured), *_environment(measured)]
+        rank = group.first.rank
+        lines += ["", *_held(f"AT REST, {every}", comparison.of_rank(rank, Moment.REST))]
+        lines += ["", *_held(f"AT THE PEAK, {every}", comparison.of_rank(rank, Moment.PEAK))]
+        lines += _when(predicted.ranks[rank], group.first)
+        lines += ["", *_wire(f"ON THE WIRE, {every}", [row for row in comparison.wire if row.rank == rank])]
+    lines += [*_allocator(comparison, measured), *_losses(measured), *_step_time(measured), *_environment(measured)]
     for note in measured.notes:
         lines += ["", *wrap(f"Note: {note}", WIDTH)]
     return "\n".join(lines) + "\n"
@@ -35,50 +37,55 @@ def _pair(label: str, expected: int, got: int) -> list[str]:
     return [f"  {label}", f"{expected:,}", f"{got:,}", difference, format_decimal_nbytes(got)]
 
 
-def _held(title: str, expected: Mapping[Category, int], got: Mapping[Category, int]) -> list[str]:
-    rows = [[title, *_HEADS]]
-    for category in CATEGORY_ORDER:
-        if category in expected or category in got:
-            rows.append(_pair(category.value, expected.get(category, 0), got.get(category, 0)))
-    rows.append(_pair("total", sum(expected.values()), sum(got.values())))
-    return columns(rows)
+def _held(title: str, rows: Sequence[MemoryRow]) -> list[str]:
+    def label(row: MemoryRow) -> str:
+        return row.category.value if row.category else "total"
+
+    table = [[title, *_HEADS], *(_pair(label(row), row.predicted, row.measured) for row in rows)]
+    causes = [f"{label(row)}: {row.cause}" for row in rows if row.category and row.cause]
+    return [*columns(table), *(line for cause in causes for line in entry("  why", cause))]
 
 
 def _when(expected: RankTrace, got: RankTrace) -> list[str]:
-    predicted, measured = peak_sentence(expected.peak()), peak_sentence(got.peak())
+    predicted, measured = place_text(expected.peak()), place_text(got.peak())
     if predicted == measured:
         return entry("  when, both", measured)
     return [*entry("  when, predicted", predicted), *entry("  when, measured", measured)]
 
 
-def _wire(title: str, expected: RankTrace, got: RankTrace) -> list[str]:
-    sent = {(total.op, total.dtype): total for total in expected.wire()}
-    seen = {(total.op, total.dtype): total for total in got.wire()}
-    if not sent and not seen:
+def _wire(title: str, rows: Sequence[WireRow]) -> list[str]:
+    if not rows:
         return [f"{title}: nothing; one rank has nobody to send to."]
-    rows = [[title, *_HEADS]]
-    for key in dict.fromkeys((*sent, *seen)):
-        before = sent[key].sent_nbytes if key in sent else 0
-        after = seen[key].sent_nbytes if key in seen else 0
-        calls = {total.count for total in (sent.get(key), seen.get(key)) if total}
-        many = "/".join(f"{count:,}" for count in sorted(calls))
-        rows.append(_pair(f"{many} {key[0].value} {key[1]}", before, after))
-    rows.append(_pair("sent", expected.sent_nbytes, got.sent_nbytes))
-    return columns(rows)
+    table = [[title, *_HEADS]]
+    for row in rows:
+        calls = dict.fromkeys((row.predicted.count, row.measured.count))
+        label = f"{'/'.join(map(str, calls))} x {row.op.value} {row.dtype}"
+        table.append(_pair(label, row.predicted.sent_nbytes, row.measured.sent_nbytes))
+    sent = (sum(row.predicted.sent_nbytes for row in rows), sum(row.measured.sent_nbytes for row in rows))
+    return columns([*table, _pair("sent in a ring", *sent)])
 
 
-def _allocator(trace: Trace) -> list[str]:
-    """The allocator's figures beside the counted ones: two meters of one process, never mixed."""
+def _allocator(comparison: Comparison, measured: Trace) -> list[str]:
+    """The allocator's figures beside the measured categories: two meters of one process, never mixed."""
+    alike: dict[tuple[object, ...], list[AllocatorRow]] = {}
+    for row in comparison.allocator:
+        figures = (row.categories_growth_nbytes, row.allocator_growth_nbytes, row.outside_nbytes, row.cause)
+        alike.setdefault(figures, []).append(row)
     lines: list[str] = []
-    for ranks, rank in _alike(trace.ranks, lambda rank: (rank.allocator, rank.rest_nbytes, rank.peak().total)):
-        reading = rank.allocator
-        if reading is None:
-            continue
-        title = "ALLOCATOR, each rank" if len(ranks) == len(trace.ranks) else f"ALLOCATOR, {rank_label(ranks)}"
-        rows = [[title, "counted", "allocator", "difference", "allocator"]]
-        rows.append(_pair("at rest", rank.rest_nbytes + rank.step_counter_nbytes, reading.rest_nbytes))
-        rows.append(_pair("peak", rank.peak().total + rank.step_counter_nbytes, reading.peak_nbytes))
-        lines += ["", *columns(rows), *entry("  read from", reading.source)]
+    for rows in alike.values():
+        row = rows[0]
+        every = "each rank" if len(rows) == len(measured.ranks) else rank_label([row.rank for row in rows])
+        rest = measured.ranks[row.rank].rest_nbytes
+        table = [
+            [f"ALLOCATOR, {every}", "categories", "allocator", "difference", "allocator"],
+            _pair("at rest", rest, rest + row.outside_nbytes),
+            _pair("growth to the peak", row.categories_growth_nbytes, row.allocator_growth_nbytes),
+        ]
+        lines += ["", *columns(table)]
+        if counters := measured.ranks[row.rank].step_counter_nbytes:
+            lines += entry("  of it at rest", f"{counters:,} B of step counters, one scalar a unit")
+        lines += entry("  why", row.cause) if row.cause else []
+        lines += entry("  read from", row.source)
     return lines
 
 
@@ -113,16 +120,16 @@ def _step_time(trace: Trace) -> list[str]:
 
 
 def _environment(trace: Trace) -> list[str]:
-    if not trace.environment:
+    facts = trace.environment
+    if not facts:
         return []
-    text = ", ".join(f"{name} {value}" for name, value in trace.environment.items() if value not in (None, "", [], {}))
-    return ["", *entry("ENVIRONMENT", text)]
-
-
-def _alike(
-    ranks: Iterable[RankTrace], key: Callable[[RankTrace], object]
-) -> Iterable[tuple[tuple[int, ...], RankTrace]]:
-    groups: dict[object, list[RankTrace]] = {}
-    for rank in ranks:
-        groups.setdefault(key(rank), []).append(rank)
-    return [(tuple(rank.rank for rank in members), members[0]) for members in groups.values()]
+    devices = facts.get("gpus") or facts.get("devices") or []
+    words = [
+        f"torch {facts.get('torch')}",
+        f"Python {facts.get('python')}",
+        f"{facts.get('backend')} on {', '.join(dict.fromkeys(devices))}",
+        f"{facts.get('host_cores')} cores",
+        f"{facts.get('engines')} engines, ready after {facts.get('start_s')} s, run in {facts.get('run_s')} s",
+        str(facts.get("platform")),
+    ]
+    return ["", *entry("ENVIRONMENT", "; ".join(words))]

@@ -17,14 +17,12 @@ class FlatBuffer:
     """
 
     def __init__(
-        self, numel: int, dtype: torch.dtype, device: torch.device, meter: Meter, category: Category, *, held: bool
+        self, numel: int, dtype: torch.dtype, device: torch.device, meter: Meter, category: Category
     ) -> None:
-        """held: whether the buffer has its memory from the start; otherwise `allocate` gives it."""
+        """The buffer begins with its memory, zeroed, so that views can be made of it."""
         self._meter, self._category = meter, category
         self.tensor = torch.zeros(numel, dtype=dtype, device=device)
         self._nbytes = numel * self.tensor.element_size()
-        if not held:
-            self.tensor.untyped_storage().resize_(0)
 
     def allocate(self) -> None:
         """Get the memory, uninitialised."""

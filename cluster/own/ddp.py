@@ -38,10 +38,8 @@ class DDPUnit:
         self.param_dtype, self.grad_dtype = TORCH_DTYPE[recipe.param], TORCH_DTYPE[recipe.grad]
         self.start, self.stop = shard_bounds(unit, spec, comm.rank)
         numel = buffer_numel(unit, spec)
-        self.param = FlatBuffer(
-            numel, self.param_dtype, device, meter, Category.UNSHARDED_PARAM, held=self.params_held
-        )
-        self.grad = FlatBuffer(numel, self.grad_dtype, device, meter, Category.UNSHARDED_GRAD, held=self.grads_held)
+        self.param = FlatBuffer(numel, self.param_dtype, device, meter, Category.UNSHARDED_PARAM)
+        self.grad = FlatBuffer(numel, self.grad_dtype, device, meter, Category.UNSHARDED_GRAD)
         self.param_shard = self.make_param_shard()
         self.grad_shard = self.make_grad_shard()
         self.master = (
@@ -51,9 +49,15 @@ class DDPUnit:
         )
         self.parameters = dict(self._make_parameters())
         self._fill_with_initial_values()
-        # The optimizer sees one flat tensor: AdamW works element by element, so shards need no shapes.
+        if not self.params_held:
+            self.param.release()
+        if not self.grads_held:
+            self.grad.release()
+        # The optimizer sees one flat tensor: AdamW works element by element, so shards need no shapes. The plain loop
+        # rounds every element alike; the fused kernel rounds a tensor's last few elements apart, so that its result
+        # depends on where a shard is cut.
         self.owned = nn.Parameter(self.param_shard if self.master is None else self.master)
-        self.optimizer = torch.optim.AdamW([self.owned], lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY, fused=True)
+        self.optimizer = torch.optim.AdamW([self.owned], lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY, foreach=False)
         self._pending: Handle | None = None
 
     # What a stage owns. DDP's shard is the whole buffer.

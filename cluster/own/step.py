@@ -9,11 +9,12 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from cluster.collectives import Collectives
 from cluster.meter import Meter
-from cluster.model import Batch, SublayerModule, build_sublayer, load_batch
+from cluster.model import SublayerModule, build_sublayer
 from cluster.own.ddp import DDPUnit
 from cluster.own.zero1 import Zero1Unit
 from cluster.own.zero2 import Zero2Unit
 from cluster.own.zero3 import Zero3Unit
+from cluster.text import Batch, load_batch
 from zeroviz.partition import plan_for
 from zeroviz.schedule import Op, OpKind, schedule
 from zeroviz.spec import RunSpec, Strategy

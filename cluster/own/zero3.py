@@ -6,6 +6,8 @@ reduce-scatter 3P on the wire.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import torch
 
 from cluster.own.zero2 import Zero2Unit
@@ -22,12 +24,13 @@ class Zero3Unit(Zero2Unit):
     def unshard(self) -> None:
         """Allocate the full parameters and start the gather that fills them."""
         self.param.allocate()
-        # See [Note: storage resize].
-        with torch.autograd._unsafe_preserve_version_counter(self.param.tensor):
-            self._gather = self.comm.all_gather(self.param.tensor, self.param_shard)
+        # See [Note: storage resize]. The write may happen in the backend's thread, any time until the wait is over.
+        self._gathering = ExitStack()
+        self._gathering.enter_context(torch.autograd._unsafe_preserve_version_counter(self.param.tensor))
+        self._gathering.callback(self.comm.all_gather(self.param.tensor, self.param_shard).wait)
 
     def wait_unshard(self) -> None:
-        self._gather.wait()
+        self._gathering.close()
 
     def reshard(self) -> None:
         self.param.release()

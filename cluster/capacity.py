@@ -1,0 +1,118 @@
+"""Refuse what cannot fit before anything is started: the host's free memory against what a run needs.
+
+An out-of-memory kill takes a rank, or the notebook, without a word; a refusal says what is missing and what to do.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import psutil
+
+from zeroviz.errors import SpecError
+from zeroviz.models import Family
+from zeroviz.partition import plan_for
+from zeroviz.predict import predict
+from zeroviz.quantity import format_nbytes
+from zeroviz.spec import RunSpec
+
+# Memory an engine has to itself once it has imported torch and run steps of the tiny model: 260 MB of 370 MB resident
+# (psutil's uss and rss; CPU build of torch 2.13, Linux). The rest is library text that all engines share.
+ENGINE_NBYTES = 260 * 10**6
+
+INIT_ITEMSIZE = 4  # a unit is initialised in fp32 before it is cast and cut into shards
+
+_ADVICE = "Use fewer ranks or a smaller model, or `zeroviz predict`, which computes the same bytes and holds none."
+
+
+def check_runnable(spec: RunSpec) -> None:
+    """Raise SpecError for a model of which only a parameter count is known."""
+    if spec.model.family is Family.BARE:
+        raise SpecError(
+            f"A bare count of {spec.model.num_params:,} parameters has no layers to run; name a model, or use "
+            "`zeroviz predict`."
+        )
+
+
+def check_engines(num_new: int) -> None:
+    """Raise SpecError unless `num_new` more engines fit in the host's free memory."""
+    need, free = max(0, num_new) * ENGINE_NBYTES, free_nbytes()
+    if need > free:
+        raise SpecError(
+            f"Starting {num_new} engines takes {format_nbytes(need)} ({format_nbytes(ENGINE_NBYTES)} each), but "
+            f"{format_nbytes(free)} of memory are free. {_ADVICE}"
+        )
+
+
+def check_capacity(spec: RunSpec, *, num_warm: int) -> None:
+    """Raise SpecError unless all ranks of `spec` fit in the host's free memory. `num_warm` engines are there already.
+
+    need = new engines * ENGINE_NBYTES + ranks * (predicted peak + fp32 elements of the largest unit)
+    """
+    num_new = max(0, spec.ranks - num_warm)
+    check_engines(num_new)
+    # Ranks differ in padding only, which is inside the total: rank 0's peak stands for all.
+    peak = predict(spec).ranks[0].peak().total
+    largest_unit = max(unit.numel for unit in plan_for(spec).units)
+    states = spec.ranks * (peak + INIT_ITEMSIZE * largest_unit)
+    need, free = num_new * ENGINE_NBYTES + states, free_nbytes()
+    if need > free:
+        raise SpecError(
+            f"Running {spec.model.name} under {spec.strategy.value} on {spec.ranks} ranks takes {format_nbytes(need)} "
+            f"({format_nbytes(states)} for the step at its peak, the rest for processes), but {format_nbytes(free)} of "
+            f"memory are free. {_ADVICE}"
+        )
+
+
+def may_have_gpu() -> bool:
+    """Whether engines may see an NVIDIA or AMD GPU; told from device files, since torch is not imported here."""
+    hidden = any(
+        os.environ.get(name, "unset").strip() in ("", "-1") for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+    )
+    return not hidden and (Path("/dev/nvidia0").exists() or Path("/dev/kfd").exists())
+
+
+def free_nbytes() -> int:
+    """Bytes the host can still give: what the system has available, or what a cgroup limit leaves if that is less."""
+    return min([psutil.virtual_memory().available, *_cgroup_headrooms()])
+
+
+def _cgroup_headrooms(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> list[int]:
+    """limit - (usage - reclaimable file cache) of every limited memory cgroup above this process, version 1 and 2."""
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return []
+    headrooms = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            base, limit, usage, cache = root, "memory.max", "memory.current", "inactive_file"
+        elif "memory" in controllers.split(","):
+            base, limit = root / "memory", "memory.limit_in_bytes"
+            usage, cache = "memory.usage_in_bytes", "total_inactive_file"
+        else:
+            continue
+        # In a container the path is the host's and may not exist here; the limit then stands at the mount's root.
+        own = base / path.lstrip("/")
+        for directory in (own, *own.parents):
+            if not directory.is_relative_to(base):
+                break
+            headroom = _headroom(directory, limit, usage, cache)
+            if headroom is not None:
+                headrooms.append(headroom)
+    return headrooms
+
+
+def _headroom(directory: Path, limit: str, usage: str, cache: str) -> int | None:
+    try:
+        limit_text = (directory / limit).read_text().strip()
+        used = int((directory / usage).read_text())
+        stat = dict(line.split() for line in (directory / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return None
+    # "max" in version 2 and a number near 2**63 in version 1 mean no limit.
+    if limit_text == "max" or int(limit_text) >= 2**60:
+        return None
+    return max(0, int(limit_text) - used + int(stat.get(cache, "0")))

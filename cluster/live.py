@@ -1,0 +1,50 @@
+"""LiveBackend: a spec run for real on a session's engines, as a trace."""
+
+from __future__ import annotations
+
+import os
+import platform
+
+from cluster.session import Session, SessionRun
+from zeroviz.backend import OnProgress, Progress, RunState
+from zeroviz.spec import RunSpec
+from zeroviz.trace import Origin, Trace, merge, rank_from_dict
+
+
+class LiveBackend:
+    """Implements `zeroviz.backend.Backend`. Runs asked for at the same time go one after another.
+
+    Without a session it makes one of its own, which starts engines at the first run.
+    """
+
+    def __init__(self, session: Session | None = None) -> None:
+        self.session = session or Session()
+
+    async def run(self, spec: RunSpec, on_progress: OnProgress) -> Trace:
+        """Run `spec` and return the live trace. SpecError or RunError as `Session.run`; TraceError if a rank's events
+        do not add up."""
+        done = await self.session.run(spec, on_progress)
+        trace = merge(Origin.LIVE, spec, map(rank_from_dict, done.ranks), environment(done))
+        on_progress(Progress(RunState.DONE, f"done in {done.run_s:.1f} s"))
+        return trace
+
+    async def stop(self) -> None:
+        """Stop the session's processes. Idempotent."""
+        await self.session.stop()
+
+
+def environment(done: SessionRun) -> dict[str, object]:
+    """What the run was made on. Times in seconds; `start_s` is 0.0 for engines that were warm."""
+    return {
+        "torch": done.facts.torch,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "host_cores": os.cpu_count(),
+        "backend": done.placement.backend,
+        "devices": list(done.placement.devices),
+        "gpus": list(done.facts.gpus),
+        "engines": "cold" if done.cold else "warm",
+        "start_s": round(done.start_s, 3),
+        "run_s": round(done.run_s, 3),
+        "ranks": [rank["environment"] for rank in done.ranks],
+    }

@@ -1,0 +1,58 @@
+"""Counts and bytes: what is read is exact, what is printed names its unit."""
+
+from __future__ import annotations
+
+import pytest
+
+from zeroviz.errors import SpecError
+from zeroviz.quantity import (
+    GB,
+    GIB,
+    format_binary_nbytes,
+    format_decimal_nbytes,
+    format_gb_gib,
+    format_nbytes,
+    parse_count,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("7e9", 7_000_000_000),
+        ("7B", 7_000_000_000),
+        ("7b", 7_000_000_000),
+        ("7_000_000", 7_000_000),
+        ("7,000,000", 7_000_000),
+        ("1.5k", 1500),
+        ("1", 1),
+        ("1e18", 10**18),
+        # 2**53 + 1 is the first whole number a float cannot hold.
+        ("9007199254740993", 9007199254740993),
+    ],
+)
+def test_counts_are_read_exactly(text: str, count: int) -> None:
+    assert parse_count(text, "--params") == count
+
+
+@pytest.mark.parametrize(
+    "text", ["", "B", "0", "-1", "0.5", "1e-5", "nan", "inf", "sNaN", "0x10", "seven", "1e19", "1e9999999999"]
+)
+def test_other_counts_are_refused_by_name(text: str) -> None:
+    with pytest.raises(SpecError, match=r"^--params is .* must be a whole number from 1 to 1e18"):
+        parse_count(text, "--params")
+
+
+def test_gb_and_gib_are_never_the_same_word() -> None:
+    # 38.5e9 / 1e9 = 38.5; 38.5e9 / 2**30 = 35.856.
+    assert format_gb_gib(38_500_000_000) == "38.50 GB (35.86 GiB)"
+    assert format_nbytes(38_500_000_000) == "38.5 GB"
+    assert format_decimal_nbytes(38_500_000_000) == "38.50 GB"
+    assert format_binary_nbytes(38_500_000_000) == "35.86 GiB"
+    assert (format_decimal_nbytes(GB), format_binary_nbytes(GIB)) == ("1.00 GB", "1.00 GiB")
+
+
+def test_small_and_negative_bytes() -> None:
+    assert (format_nbytes(0), format_nbytes(999), format_nbytes(1000)) == ("0 B", "999 B", "1 kB")
+    assert (format_binary_nbytes(1023), format_binary_nbytes(1024)) == ("1023 B", "1.00 KiB")
+    assert format_decimal_nbytes(-1_500_000) == "-1.50 MB"

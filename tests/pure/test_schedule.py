@@ -1,0 +1,175 @@
+"""The schedule: how often each unit is gathered and reduced, in which order, and what overlaps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from zeroviz.models import PRESETS
+from zeroviz.partition import plan_for
+from zeroviz.schedule import Op, OpKind, Phase, schedule
+from zeroviz.spec import RunSpec, Strategy, UnitKind, UnitPolicy
+
+UNTIED = RunSpec(model=PRESETS["tiny-llama"], ranks=4)
+TIED = RunSpec(model=PRESETS["tiny"], ranks=4)
+POLICIES = [UnitPolicy(UnitKind.MODEL), UnitPolicy(), UnitPolicy(UnitKind.LAYER), UnitPolicy(UnitKind.NUMEL, 1)]
+
+
+def text(spec: RunSpec, phase: Phase) -> list[str]:
+    """The ops of a phase as `unshard block 0`; computing names its segment, the rest its unit."""
+    plan = plan_for(spec)
+
+    def name(op: Op) -> str:
+        if op.segment is not None:
+            return f" {plan.segments[op.segment].name}"
+        return "" if op.unit is None else f" {plan.units[op.unit].name}"
+
+    return [op.kind.value + name(op) for op in schedule(spec) if op.phase is phase]
+
+
+def count(spec: RunSpec, kind: OpKind) -> Counter[int | None]:
+    return Counter(op.unit for op in schedule(spec) if op.kind is kind)
+
+
+@pytest.mark.parametrize("spec", [UNTIED, TIED], ids=["untied", "tied"])
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+def test_zero3_gathers_twice_and_reduces_once_a_unit(spec: RunSpec, policy: UnitPolicy) -> None:
+    """3P on the wire: one all-gather in forward, one in backward, one reduce-scatter. The tied root is no exception."""
+    spec = replace(spec, unit=policy)
+    units = [unit.index for unit in plan_for(spec).units]
+    assert count(spec, OpKind.UNSHARD) == dict.fromkeys(units, 2)
+    assert count(spec, OpKind.WAIT_UNSHARD) == dict.fromkeys(units, 2)
+    assert count(spec, OpKind.RESHARD) == dict.fromkeys(units, 2)
+    assert count(spec, OpKind.REDUCE_GRAD) == dict.fromkeys(units, 1)
+    assert count(spec, OpKind.OPTIMIZER_STEP) == dict.fromkeys(units, 1)
+    assert not count(spec, OpKind.SYNC_PARAM)
+
+
+@pytest.mark.parametrize(("strategy", "num_syncs"), [(Strategy.DDP, 0), (Strategy.ZERO1, 1), (Strategy.ZERO2, 1)])
+def test_the_others_gather_nothing_and_sync_after_the_optimizer(strategy: Strategy, num_syncs: int) -> None:
+    """2P on the wire: the gradient once, and under ZeRO-1 and ZeRO-2 the updated parameters once."""
+    spec = replace(UNTIED, strategy=strategy)
+    units = [unit.index for unit in plan_for(spec).units]
+    assert not count(spec, OpKind.UNSHARD)
+    assert count(spec, OpKind.REDUCE_GRAD) == dict.fromkeys(units, 1)
+    assert count(spec, OpKind.SYNC_PARAM) == (dict.fromkeys(units, 1) if num_syncs else {})
+
+
+def test_forward_of_zero3_in_full() -> None:
+    assert text(UNTIED, Phase.FORWARD)[:9] == [
+        "load batch",
+        "unshard embed",
+        "wait unshard embed",
+        "forward embed",
+        "reshard embed",
+        "unshard block 0",
+        "wait unshard block 0",
+        "forward block 0",
+        "reshard block 0",
+    ]
+
+
+def test_backward_goes_the_other_way() -> None:
+    ops = text(UNTIED, Phase.BACKWARD)
+    assert ops[:7] == [
+        "unshard head",
+        "wait unshard head",
+        "prepare grad head",
+        "backward head",
+        "reshard head",
+        "reduce grad head",
+        "wait reduce head",
+    ]
+    backward = [op.removeprefix("backward ") for op in ops if op.startswith("backward ")]
+    assert backward == ["head", "block 2", "block 1", "block 0", "embed"]
+    assert ops[-1] == "drop batch"
+
+
+def test_a_tied_root_is_held_through_both_passes() -> None:
+    """Embedding and head share a parameter, so the root is gathered first, freed last, and reduced at the very end."""
+    forward, backward = text(TIED, Phase.FORWARD), text(TIED, Phase.BACKWARD)
+    assert forward[1] == "unshard root"
+    assert forward[-2:] == ["forward head", "reshard root"]
+    assert backward[0] == "unshard root"
+    assert backward[-5:] == ["backward embed", "reshard root", "reduce grad root", "wait reduce root", "drop batch"]
+    # Its gradient buffer is prepared once and gets both contributions.
+    assert backward.count("prepare grad root") == 1
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 2, 10])
+def test_prefetch_bounds_how_many_units_are_gathered(prefetch: int) -> None:
+    """Untied blocks have spans of one segment, so at most the unit in use and `prefetch` more are alive."""
+    spec = replace(UNTIED, prefetch=prefetch)
+    num_units = len(plan_for(spec).units)
+    alive = 0
+    most = 0
+    for op in schedule(spec):
+        alive += (op.kind is OpKind.UNSHARD) - (op.kind is OpKind.RESHARD)
+        most = max(most, alive)
+    assert alive == 0
+    assert most == min(num_units, 1 + prefetch)
+
+
+def test_prefetch_starts_the_next_gather_before_computing() -> None:
+    assert text(replace(UNTIED, prefetch=1), Phase.FORWARD)[1:8] == [
+        "unshard embed",
+        "wait unshard embed",
+        "unshard block 0",
+        "forward embed",
+        "reshard embed",
+        "wait unshard block 0",
+        "unshard block 1",
+    ]
+
+
+@pytest.mark.parametrize("spec", [UNTIED, TIED], ids=["untied", "tied"])
+@pytest.mark.parametrize("strategy", Strategy)
+def test_async_reduce_keeps_one_reduction_in_flight(spec: RunSpec, strategy: Strategy) -> None:
+    spec = replace(spec, strategy=strategy, async_reduce=True)
+    in_flight: list[int | None] = []
+    most = 0
+    overlapped = 0
+    for op in schedule(spec):
+        if op.kind is OpKind.REDUCE_GRAD:
+            in_flight.append(op.unit)
+        elif op.kind is OpKind.WAIT_REDUCE:
+            in_flight.remove(op.unit)
+        elif op.kind is OpKind.BACKWARD:
+            overlapped += bool(in_flight)
+        elif op.kind is OpKind.OPTIMIZER_STEP:
+            assert not in_flight, "the optimizer must not read a gradient that is still under way"
+        most = max(most, len(in_flight))
+    assert most == 1
+    assert overlapped > 0
+
+
+@pytest.mark.parametrize("strategy", [Strategy.ZERO2, Strategy.ZERO3])
+def test_async_reduce_holds_two_full_gradients_at_most(strategy: Strategy) -> None:
+    """The unit in backward and the one whose reduction is under way: the price of the overlap."""
+    for async_reduce, bound in ((False, 1), (True, 2)):
+        spec = replace(UNTIED, strategy=strategy, async_reduce=async_reduce)
+        alive = most = 0
+        for op in schedule(spec):
+            alive += (op.kind is OpKind.PREPARE_GRAD) - (op.kind is OpKind.WAIT_REDUCE)
+            most = max(most, alive)
+        assert (alive, most) == (0, bound)
+
+
+@pytest.mark.parametrize("strategy", Strategy)
+def test_every_start_is_waited_for_before_its_use(strategy: Strategy) -> None:
+    spec = replace(TIED, strategy=strategy, async_reduce=True, prefetch=2 if strategy is Strategy.ZERO3 else 0)
+    ready: set[int | None] = set()
+    for op in schedule(spec):
+        if op.kind is OpKind.WAIT_UNSHARD:
+            ready.add(op.unit)
+        elif op.kind is OpKind.RESHARD:
+            ready.remove(op.unit)
+        elif op.kind in (OpKind.FORWARD, OpKind.BACKWARD) and strategy is Strategy.ZERO3:
+            assert op.unit in ready
+    assert not ready
+
+
+def test_ranks_do_not_change_the_order() -> None:
+    assert schedule(UNTIED) == schedule(replace(UNTIED, ranks=64))

@@ -1,0 +1,209 @@
+"""Predicted beside measured: what differs, by how much, and the name of the cause.
+
+Nothing is rounded and nothing is dropped: a row is there for every category that either side holds, and a difference
+of 0 is a row like any other. A difference without a known cause says "unexplained".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from zeroviz.collectives import CollectiveOp
+from zeroviz.errors import TraceError
+from zeroviz.trace import CATEGORY_ORDER, Category, Peak, RankTrace, Trace, WireTotal
+
+UNEXPLAINED = "unexplained"
+STEP_COUNTERS = "the optimizer's step counters, one scalar a unit"
+OTHER_MOMENT = "the measured peak stands elsewhere in the step"
+OUTSIDE_CATEGORIES = "bytes the allocator sees and no category names"
+
+# Why a category may hold more in a real process than in the schedule. Only what a library takes for itself is here.
+_LIBRARY_CAUSES = {
+    Category.ALL_GATHER_BUFFER: "gloo's working copy of what it gathers",
+    Category.REDUCE_SCATTER_BUFFER: "gloo's working copy of what it reduces",
+    Category.TEMPORARY: "scratch inside an operator of the torch library",
+}
+
+
+class Moment(Enum):
+    """When a rank's bytes are read."""
+
+    REST = "at rest"
+    """Between two steps."""
+    PEAK = "peak"
+    """Where the sum over the categories is largest during the step."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRow:
+    """One category of one rank at one moment; `category` None is the sum. `cause` is empty when nothing differs."""
+
+    rank: int
+    moment: Moment
+    category: Category | None
+    predicted: int
+    measured: int
+    cause: str
+
+    @property
+    def difference(self) -> int:
+        """measured - predicted."""
+        return self.measured - self.predicted
+
+
+@dataclass(frozen=True, slots=True)
+class WireRow:
+    """All collectives of one op and dtype of one rank; a side that made none has zeros."""
+
+    rank: int
+    predicted: WireTotal
+    measured: WireTotal
+    cause: str
+
+    @property
+    def op(self) -> CollectiveOp:
+        return self.predicted.op
+
+    @property
+    def dtype(self) -> str:
+        return self.predicted.dtype
+
+    @property
+    def difference(self) -> int:
+        """measured - predicted, in bytes this rank sends."""
+        return self.measured.sent_nbytes - self.predicted.sent_nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatorRow:
+    """The measured categories against the allocator, which knows nothing of them.
+
+    growth: how far the step rises above rest, by the categories and by the allocator.
+    outside_nbytes: what the allocator holds at rest beyond the categories: step counters, and whatever else lives in
+        the process.
+    """
+
+    rank: int
+    categories_growth_nbytes: int
+    allocator_growth_nbytes: int
+    outside_nbytes: int
+    source: str
+    cause: str
+
+    @property
+    def difference(self) -> int:
+        """allocator - categories, of the growth."""
+        return self.allocator_growth_nbytes - self.categories_growth_nbytes
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Every difference between a predicted and a measured trace of one spec."""
+
+    memory: tuple[MemoryRow, ...]
+    wire: tuple[WireRow, ...]
+    allocator: tuple[AllocatorRow, ...]
+
+    def totals(self, moment: Moment) -> tuple[MemoryRow, ...]:
+        """The sum of each rank at `moment`."""
+        return tuple(row for row in self.memory if row.moment is moment and row.category is None)
+
+    def of_rank(self, rank: int, moment: Moment) -> tuple[MemoryRow, ...]:
+        """One rank's rows at `moment`: categories in their order, then the sum."""
+        return tuple(row for row in self.memory if row.rank == rank and row.moment is moment)
+
+    @property
+    def unexplained(self) -> tuple[MemoryRow | WireRow | AllocatorRow, ...]:
+        """The rows whose difference has no known cause."""
+        rows: tuple[MemoryRow | WireRow | AllocatorRow, ...] = (*self.memory, *self.wire, *self.allocator)
+        return tuple(row for row in rows if UNEXPLAINED in row.cause)
+
+
+def compare(predicted: Trace, measured: Trace) -> Comparison:
+    """Rows of `measured` beside `predicted`. Raises TraceError unless both are of the same spec."""
+    if predicted.spec != measured.spec:
+        changed = [
+            f"{name} {getattr(predicted.spec, name)} and {getattr(measured.spec, name)}"
+            for name in predicted.spec.__dataclass_fields__
+            if name != "model" and getattr(predicted.spec, name) != getattr(measured.spec, name)
+        ]
+        if predicted.spec.model != measured.spec.model:
+            changed.insert(0, f"model {predicted.spec.model.name} and {measured.spec.model.name}")
+        raise TraceError(f"Only traces of one spec can be compared; these differ in {', '.join(changed)}.")
+    memory: list[MemoryRow] = []
+    wire: list[WireRow] = []
+    allocator: list[AllocatorRow] = []
+    for ours, theirs in zip(predicted.ranks, measured.ranks, strict=True):
+        memory += _moment_rows(ours, theirs, Moment.REST, ours.at_rest, theirs.at_rest)
+        memory += _moment_rows(ours, theirs, Moment.PEAK, ours.peak().by_category, theirs.peak().by_category)
+        wire += _wire_rows(ours, theirs)
+        if theirs.allocator is not None:
+            allocator.append(_allocator_row(theirs))
+    return Comparison(tuple(memory), tuple(wire), tuple(allocator))
+
+
+def _moment_rows(
+    ours: RankTrace, theirs: RankTrace, moment: Moment, left: Mapping[Category, int], right: Mapping[Category, int]
+) -> list[MemoryRow]:
+    rows = []
+    for category in CATEGORY_ORDER:
+        if category in left or category in right:
+            predicted, measured = left.get(category, 0), right.get(category, 0)
+            cause = _memory_cause(ours, theirs, moment, category, measured - predicted)
+            rows.append(MemoryRow(ours.rank, moment, category, predicted, measured, cause))
+    causes = list(dict.fromkeys(row.cause for row in rows if row.cause))  # each once, in the order of the rows
+    rows.append(
+        MemoryRow(ours.rank, moment, None, sum(left.values()), sum(right.values()), "; ".join(causes)),
+    )
+    return rows
+
+
+def _memory_cause(ours: RankTrace, theirs: RankTrace, moment: Moment, category: Category, difference: int) -> str:
+    if difference == 0:
+        return ""
+    if category is Category.OPTIMIZER_STATE and difference == theirs.step_counter_nbytes:
+        return STEP_COUNTERS
+    if moment is Moment.PEAK and difference > 0 and category in _LIBRARY_CAUSES:
+        return _LIBRARY_CAUSES[category]
+    if moment is Moment.PEAK and _place(ours.peak()) != _place(theirs.peak()):
+        return f"{OTHER_MOMENT}: {place_text(theirs.peak())}"
+    return UNEXPLAINED
+
+
+def _place(peak: Peak) -> tuple[str, str, str]:
+    return peak.phase, peak.op, peak.unit
+
+
+def place_text(peak: Peak) -> str:
+    """Where a peak stands, for a person: `backward, block 2 (prepare grad)`."""
+    if not peak.op:
+        return peak.phase
+    return f"{peak.phase}, {peak.unit} ({peak.op})" if peak.unit else f"{peak.phase} ({peak.op})"
+
+
+def _wire_rows(ours: RankTrace, theirs: RankTrace) -> list[WireRow]:
+    left = {(total.op, total.dtype): total for total in ours.wire()}
+    right = {(total.op, total.dtype): total for total in theirs.wire()}
+    rows = []
+    for key in dict.fromkeys([*left, *right]):
+        nothing = WireTotal(*key, 0, 0, 0)
+        predicted, measured = left.get(key, nothing), right.get(key, nothing)
+        rows.append(WireRow(ours.rank, predicted, measured, "" if predicted == measured else UNEXPLAINED))
+    return rows
+
+
+def _allocator_row(theirs: RankTrace) -> AllocatorRow:
+    reading = theirs.allocator
+    assert reading is not None
+    by_categories = theirs.peak().total - theirs.rest_nbytes
+    by_allocator = reading.peak_nbytes - reading.rest_nbytes
+    return AllocatorRow(
+        rank=theirs.rank,
+        categories_growth_nbytes=by_categories,
+        allocator_growth_nbytes=by_allocator,
+        outside_nbytes=reading.rest_nbytes - theirs.rest_nbytes,
+        source=reading.source,
+        cause="" if by_categories == by_allocator else OUTSIDE_CATEGORIES if by_allocator > by_categories else UNEXPLAINED,
+    )

@@ -1,0 +1,312 @@
+"""What single operators allocate, keep for backward and free, in the order torch does it on CPU.
+
+Functions come in pairs, forward and backward, and work on a `Tape`: a ledger of one sublayer whose keys are names.
+`x` is the sublayer's input, `y` its output, `h` the norm's output; `d...` is the gradient of `...`, `grad` that of
+`y`, `grad in` that of `x`. Sizes are closed forms in n tokens, e bytes an element, and widths.
+
+[Note: weight gradients] Every parameter's gradient is preset to a view of the unit's flat buffer. A backward operator
+makes a fresh gradient in the compute dtype, it is cast if the recipe's gradient dtype differs, added to the view in
+place and freed. It is never all alive at once, but each in its turn is a temporary: for the embedding a large one.
+
+[Note: sums] Where a tensor is used twice its gradients are added. Autograd adds in place when nobody else holds the
+first one. Two things prevent that. A gradient that came in over a segment's border is still held by the caller. And
+while a TorchDispatchMode is active (a meter, or fake tensors) autograd always adds out of place: a step that is
+watched so holds one more (n, hidden) tensor at each of these sums than one that is not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zeroviz.ledger import Ledger
+from zeroviz.models import Family, ModelShape
+from zeroviz.spec import Precision
+from zeroviz.trace import Category
+
+FP32_NBYTES = 4
+Change = tuple[Category, int]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What fixes every size. watched: whether the step runs under a TorchDispatchMode, see [Note: sums]."""
+
+    model: ModelShape
+    precision: Precision
+    batch: int
+    seq: int
+    watched: bool
+
+    @property
+    def num_tokens(self) -> int:
+        return self.batch * self.seq
+
+    @property
+    def itemsize(self) -> int:
+        return self.precision.param.itemsize
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether the compute dtype is narrower than fp32."""
+        return self.itemsize < FP32_NBYTES
+
+    def rows(self, width: int, itemsize: int | None = None) -> int:
+        """Bytes of (batch, seq, width) in the compute dtype, or with another itemsize."""
+        return self.num_tokens * width * (itemsize or self.itemsize)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a sublayer stands in its segment.
+
+    first, last: its input or its output crosses the segment's border, and so the caller holds it.
+    tied: embedding and head of a tied model are both in the segment.
+    """
+
+    first: bool
+    last: bool
+    tied: bool
+
+
+class Tape(Ledger):
+    """The ledger of one sublayer."""
+
+    def save(self, key: str, nbytes: int) -> None:
+        """Allocate something that backward needs."""
+        self.alloc(key, nbytes, Category.ACTIVATION)
+
+    def make(self, key: str, nbytes: int) -> None:
+        """Allocate something that is freed within the same pass."""
+        self.alloc(key, nbytes, Category.TEMPORARY)
+
+    def take(self) -> tuple[Change, ...]:
+        """What happened since the last call."""
+        changes = tuple((event.category, event.delta_nbytes) for event in self.events)
+        self.events.clear()
+        return changes
+
+
+def add_grads(tape: Tape, s: Sizes, first: str, second: str, total: str, nbytes: int, *, held: bool = False) -> None:
+    """total = first + second. held: the caller keeps `first`. See [Note: sums]."""
+    if held or s.watched:
+        tape.make("sum", nbytes)
+        tape.free(second, *(() if held else (first,)))
+        tape.rename("sum", total)
+    else:
+        tape.free(second)
+        if first != total:
+            tape.rename(first, total)
+
+
+def add_input_grad(tape: Tape, s: Sizes, place: Place, part: str) -> None:
+    """Add one more part to the gradient of x. The residual connection's part, `grad`, came first."""
+    nbytes = s.rows(s.model.hidden)
+    if tape.holds("grad in"):
+        add_grads(tape, s, "grad in", part, "grad in", nbytes)
+    elif tape.holds("grad"):
+        add_grads(tape, s, "grad", part, "grad in", nbytes, held=place.last)
+    else:  # the head has no residual connection
+        tape.rename(part, "grad in")
+
+
+def cast_grad(tape: Tape, s: Sizes, key: str, numel: int, itemsize: int | None = None) -> None:
+    """Bring a fresh parameter gradient of `itemsize` (the compute dtype's by default) to the recipe's dtype."""
+    if (itemsize or s.itemsize) != s.precision.grad.itemsize:
+        tape.make("cast", numel * s.precision.grad.itemsize)
+        tape.free(key)
+        tape.rename("cast", key)
+
+
+def linear_backward(
+    tape: Tape, s: Sizes, num_in: int, num_out: int, bias: bool, grad_in: str, done: tuple[str, ...], keep: str = ""
+) -> None:
+    """Gradients of a linear layer: input, weight, bias. Forward is one (n, num_out) tensor; its input is saved.
+
+    grad_in: where the input's gradient goes, added to what is there. done: what is freed once they are computed.
+    keep: hold the weight's gradient back under this name (a tied weight waits for its other use).
+    The bias' operator orders the rest differently: with a bias the weight's gradient is used up first.
+    """
+    tape.make("part", s.rows(num_in))
+    tape.make("dweight", num_in * num_out * s.itemsize)
+    if bias:
+        tape.make("dbias", num_out * s.itemsize)
+        cast_grad(tape, s, "dbias", num_out)
+        tape.free(*done, "dbias")
+        _finish_weight(tape, s, num_in * num_out, keep)
+    else:
+        tape.free(*done)
+    if tape.holds(grad_in):
+        add_grads(tape, s, grad_in, "part", grad_in, s.rows(num_in))
+    else:
+        tape.rename("part", grad_in)
+    if not bias:
+        _finish_weight(tape, s, num_in * num_out, keep)
+
+
+def _finish_weight(tape: Tape, s: Sizes, numel: int, keep: str) -> None:
+    cast_grad(tape, s, "dweight", numel)
+    if keep:
+        tape.rename("dweight", keep)
+    else:
+        tape.free("dweight")
+
+
+def norm(tape: Tape, s: Sizes) -> None:
+    """h of x. LayerNorm keeps x and, of the compute dtype, a mean and a deviation a token."""
+    if s.model.family is Family.LLAMA:
+        _rms_norm(tape, s)
+        return
+    tape.save("h", s.rows(s.model.hidden))
+    tape.save("mean", s.rows(1))
+    tape.save("rstd", s.rows(1))
+
+
+def norm_saves_input(s: Sizes) -> bool:
+    """Whether the norm keeps x itself. RMSNorm in a narrow dtype keeps an fp32 copy instead."""
+    return s.model.family is Family.GPT2 or not s.is_narrow
+
+
+def norm_backward(tape: Tape, s: Sizes, place: Place) -> None:
+    """From dh to `grad in`."""
+    if s.model.family is Family.LLAMA:
+        _rms_norm_backward(tape, s, place)
+        return
+    hidden = s.model.hidden
+    tape.make("dx", s.rows(hidden))
+    tape.make("dweight", hidden * s.itemsize)
+    tape.make("dbias", hidden * s.itemsize)
+    cast_grad(tape, s, "dweight", hidden)
+    cast_grad(tape, s, "dbias", hidden)
+    tape.free("dh", "mean", "rstd", *(() if place.first else ("x",)))
+    add_input_grad(tape, s, place, "dx")
+    tape.free("dweight", "dbias")
+
+
+def _rms_norm(tape: Tape, s: Sizes) -> None:
+    """weight * (x * rstd), rstd = (mean(x^2) + epsilon)^(-1/2), in fp32, operator by operator; keeps x * rstd too."""
+    wide = s.rows(s.model.hidden, FP32_NBYTES)
+    if s.is_narrow:
+        tape.save("wide x", wide)
+    tape.make("x^2", wide)
+    tape.make("mean", s.rows(1, FP32_NBYTES))
+    tape.save("rstd", s.rows(1, FP32_NBYTES))
+    tape.free("mean", "x^2")
+    tape.save("x rstd", wide)
+    if s.is_narrow:
+        tape.make("wide h", wide)
+        tape.save("h", s.rows(s.model.hidden))
+        tape.free("wide h")
+    else:
+        tape.save("h", wide)
+
+
+def _rms_norm_backward(tape: Tape, s: Sizes, place: Place) -> None:
+    """x enters twice, through x * rstd and through x^2, so its gradient has two parts."""
+    hidden = s.model.hidden
+    wide, column = s.rows(hidden, FP32_NBYTES), s.rows(1, FP32_NBYTES)
+    if s.is_narrow:
+        tape.make("wide dh", wide)
+        tape.free("dh")
+        tape.rename("wide dh", "dh")
+    tape.make("dh x rstd", wide)
+    tape.make("d(x rstd)", wide)
+    tape.make("dweight", hidden * FP32_NBYTES)
+    tape.free("dh x rstd")
+    cast_grad(tape, s, "dweight", hidden, FP32_NBYTES)
+    tape.free("dh", "x rstd", "dweight")
+
+    tape.make("d(x rstd) x", wide)
+    tape.make("dx", wide)
+    tape.make("drstd", column)
+    tape.free("d(x rstd) x", "d(x rstd)")
+    if s.is_narrow:
+        tape.rename("dx", "wide dx")
+    else:
+        add_input_grad(tape, s, place, "dx")
+
+    tape.make("rstd^3", column)
+    tape.make("-drstd/2", column)
+    tape.make("dmean", column)
+    tape.free("rstd^3", "-drstd/2", "drstd", "rstd")
+    tape.make("d(x^2)", wide)
+    tape.free("dmean")
+    tape.make("x^1", wide)
+    tape.make("2x", wide)
+    tape.make("dx", wide)
+    tape.free("x^1", "2x", "d(x^2)")
+    if s.is_narrow:
+        tape.free("wide x")
+        add_grads(tape, s, "wide dx", "dx", "wide dx", wide)
+        tape.make("dx", s.rows(hidden))
+        tape.free("wide dx")
+    elif not place.first:
+        tape.free("x")
+    add_input_grad(tape, s, place, "dx")
+
+
+def rotate(tape: Tape, s: Sizes, key: str, width: int) -> None:
+    """Rotary positions of `key`, a temporary (n, width); keeps the result, not what it came from."""
+    half = s.rows(width // 2)
+    for one, other, result in (("first cos", "second sin", "left"), ("second cos", "first sin", "right")):
+        tape.make(one, half)
+        tape.make(other, half)
+        tape.make(result, half)
+        tape.free(one, other)
+    tape.save("rotated", s.rows(width))
+    tape.free("left", "right", key)
+    tape.rename("rotated", key)
+
+
+def rotate_backward(tape: Tape, s: Sizes, key: str, width: int) -> None:
+    """The gradient `key` before rotation from the one after. Each half was used twice, so each is a sum."""
+    half = s.rows(width // 2)
+    tape.make("dfirst", half)
+    tape.make("dsecond", half)
+    tape.make("-dleft", half)
+    tape.make("part", half)
+    tape.free("-dleft")
+    add_grads(tape, s, "dsecond", "part", "dsecond", half)
+    tape.make("part", half)
+    tape.free(key)
+    add_grads(tape, s, "dfirst", "part", "dfirst", half)
+    tape.make(key, s.rows(width))
+    tape.free("dfirst", "dsecond")
+
+
+def attention(tape: Tape, s: Sizes) -> None:
+    """Flash attention keeps its inputs, its output and one fp32 logarithm a head and token; nothing (seq, seq)."""
+    tape.save("mixed", s.rows(s.model.heads * s.model.head_dim))
+    tape.save("logsumexp", s.rows(s.model.heads, FP32_NBYTES))
+
+
+def attention_backward(tape: Tape, s: Sizes, inputs: tuple[str, ...]) -> None:
+    num_query, num_kv = s.model.heads * s.model.head_dim, s.model.kv_heads * s.model.head_dim
+    tape.make("dq", s.rows(num_query))
+    tape.make("dk", s.rows(num_kv))
+    tape.make("dv", s.rows(num_kv))
+    tape.free("dmixed", "mixed", "logsumexp", *inputs)
+
+
+def cross_entropy(tape: Tape, s: Sizes) -> None:
+    """The loss of `logits`, in fp32. Keeps the logarithms of the probabilities and the sum of weights, one number."""
+    wide = s.rows(s.model.vocab, FP32_NBYTES)
+    if s.is_narrow:
+        tape.make("wide logits", wide)
+        tape.free("logits")
+        tape.rename("wide logits", "logits")
+    tape.save("log probabilities", wide)
+    tape.save("y", FP32_NBYTES)
+    tape.save("total weight", FP32_NBYTES)
+    tape.free("logits")
+
+
+def cross_entropy_backward(tape: Tape, s: Sizes) -> None:
+    wide = s.rows(s.model.vocab, FP32_NBYTES)
+    tape.make("dlog", wide)
+    tape.free("total weight")
+    tape.make("dlogits", wide)
+    tape.free("dlog", "log probabilities")
+    if s.is_narrow:
+        tape.make("narrow", s.rows(s.model.vocab))
+        tape.free("dlogits")
+        tape.rename("narrow", "dlogits")

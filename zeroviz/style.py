@@ -1,0 +1,67 @@
+"""How a category is called and painted: one place for every picture, table and legend.
+
+Colours are Okabe and Ito's (Color Universal Design, 2008), told apart with any of the common colour deficiencies.
+Colour is never alone: solid means held at rest, a hatch of its own marks every category that lives only within the
+step, the order of stacking is fixed, and wide segments carry their name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zeroviz.trace import Category
+
+ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
+BLUE, VERMILLION, PURPLE, GREY, PALE = "#0072B2", "#D55E00", "#CC79A7", "#999999", "#DDDDDD"
+
+INK = "#1a1a1a"
+"""Text, separators, outlines."""
+MUTED = "#555555"
+"""Second-rank text; 7:1 against the paper."""
+RULE = "#d0d0d0"
+"""Grid lines."""
+PAPER = "#ffffff"
+
+FONT_POINTS = 14.0
+"""The smallest text in a picture 13 inches wide."""
+FIGURE_INCHES = 13.0
+
+
+@dataclass(frozen=True, slots=True)
+class Paint:
+    """A category's name for a person, its short form inside a bar, its colour and its hatch while transient."""
+
+    label: str
+    short: str
+    color: str
+    hatch: str
+
+
+PAINT: dict[Category, Paint] = {
+    Category.SHARDED_PARAM: Paint("parameters, own shard", "params", BLUE, "//"),
+    Category.UNSHARDED_PARAM: Paint("parameters, whole", "params", SKY, "\\\\"),
+    Category.SHARDED_GRAD: Paint("gradients, own shard", "grads", VERMILLION, "//"),
+    Category.UNSHARDED_GRAD: Paint("gradients, whole", "grads", ORANGE, "xx"),
+    Category.MASTER_PARAM: Paint("fp32 master copy", "master", PURPLE, "//"),
+    Category.OPTIMIZER_STATE: Paint("Adam m and v", "Adam", GREEN, "//"),
+    Category.ACTIVATION: Paint("activations", "activations", YELLOW, "//"),
+    Category.ALL_GATHER_BUFFER: Paint("gather buffer", "gather", GREY, "||"),
+    Category.REDUCE_SCATTER_BUFFER: Paint("reduce buffer", "reduce", GREY, "--"),
+    Category.BUCKET: Paint("buckets", "buckets", GREY, "++"),
+    Category.TEMPORARY: Paint("temporaries", "temp", PALE, "\\\\"),
+    Category.INPUT: Paint("batch", "batch", PALE, "||"),
+}
+
+PADDING = Paint("padding, inside the bars", "padding", "#444444", "xxxx")
+
+RC: dict[str, object] = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial"],
+    "font.size": FONT_POINTS,
+    "hatch.linewidth": 0.7,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "zeroviz",
+    "pdf.fonttype": 42,
+    "axes.unicode_minus": False,
+}
+"""matplotlib's settings while a picture is drawn: text stays text in SVG and PDF, and ids are the same each time."""
