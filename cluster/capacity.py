@@ -75,10 +75,10 @@ def may_have_gpu() -> bool:
 
 def free_nbytes() -> int:
     """Bytes the host can still give: what the system has available, or what a cgroup limit leaves if that is less."""
-    return min([psutil.virtual_memory().available, *_cgroup_headrooms()])
+    return min([psutil.virtual_memory().available, *cgroup_headrooms()])
 
 
-def _cgroup_headrooms(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> list[int]:
+def cgroup_headrooms(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> list[int]:
     """limit - (usage - reclaimable file cache) of every limited memory cgroup above this process, version 1 and 2."""
     try:
         lines = membership.read_text().splitlines()

@@ -9,7 +9,7 @@ import importlib
 import json
 import os
 import traceback
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from zeroviz.errors import SpecError
@@ -24,7 +24,7 @@ class EngineFacts:
     gpus: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class RankFailure:
     """An exception in a rank, as plain data.
 
@@ -35,16 +35,17 @@ class RankFailure:
     kind: str
     message: str
     traceback: str
+    _: KW_ONLY
     is_spec_error: bool
     is_connection: bool
 
 
 def describe(target: str) -> EngineFacts:
     """The engine's facts. Imports torch and the target's module on the way, so that the first run need not."""
+    importlib.import_module(target.partition(":")[0])
     import torch
 
     importlib.import_module("torch._dynamo")  # torch.optim imports it in its first step, a second of work
-    importlib.import_module(target.partition(":")[0])
     return EngineFacts(
         pid=os.getpid(),
         torch=str(torch.__version__),  # it is a str of torch's own, which would make the owner import torch

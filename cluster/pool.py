@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
@@ -61,7 +61,7 @@ class Pool:
         self._cluster = _new_cluster(self.directory, start_timeout_s)
 
     async def grow(self, num_ranks: int, on_progress: OnProgress) -> None:
-        """Have at least `num_ranks` engines registered and warm. RunError says how many came if they are not in time."""
+        """Have at least `num_ranks` engines registered and warm. RunError says how many came in time."""
         if num_ranks <= len(self.facts):
             return
         deadline = time.monotonic() + self._timeout_s
@@ -84,14 +84,14 @@ class Pool:
         await self._warm(num_ranks, on_progress, deadline)
 
     def submit(self, rank: int, function: Callable[..., T], *args: object) -> AsyncResult:
-        """Call `function(*args)` on the engine of `rank`; it is named there, not sent, and must be importable."""
+        """Call `function(*args)` on the engine of `rank`. The function's module must be importable there."""
         assert self._client is not None
         return self._client[self._client.ids[rank]].apply_async(function, *args)
 
-    def forget(self, results: list[AsyncResult]) -> None:
+    def forget(self, results: Sequence[AsyncResult]) -> None:
         """Drop answered calls from the client's caches, which would otherwise keep every trace ever run."""
         assert self._client is not None
-        self._client.purge_local_results(results)
+        self._client.purge_local_results(list(results))
 
     @property
     def exits(self) -> dict[int, int]:
@@ -132,14 +132,7 @@ class Pool:
             if num_here != shown:
                 shown = num_here
                 _say(on_progress, f"starting {num_here}/{num_ranks} engines")
-            if self.exits:
-                pid, code = next(iter(self.exits.items()))
-                raise RunError(
-                    f"An engine (process {pid}) ended with {exit_text(code)} while starting; "
-                    f"{num_here} of {num_ranks} engines came."
-                )
-            if time.monotonic() > deadline:
-                raise RunError(f"Only {num_here} of {num_ranks} engines started within {self._timeout_s:.0f} s.")
+            self._check_start(num_here, num_ranks, deadline)
             await asyncio.sleep(POLL_S)
         _say(on_progress, f"starting {num_ranks}/{num_ranks} engines")
 
@@ -149,14 +142,22 @@ class Pool:
         results = [self.submit(rank, engine.describe, self._target) for rank in range(first, num_ranks)]
         _say(on_progress, f"loading torch on {len(results)} engines")
         while num_left := sum(not result.ready() for result in results):
-            if self.exits or self.controller_is_gone or time.monotonic() > deadline:
-                num_warm = num_ranks - num_left
-                raise RunError(f"Only {num_warm} of {num_ranks} engines loaded torch within {self._timeout_s:.0f} s.")
+            self._check_start(num_ranks - num_left, num_ranks, deadline)
             await asyncio.sleep(POLL_S)
         for result in results:
             if not result.successful():
                 raise RunError(f"An engine could not load torch: {_first_line(str(result.exception()))}.")
         self.facts += [result.get() for result in results]
+
+    def _check_start(self, num_here: int, num_ranks: int, deadline: float) -> None:
+        """Raise RunError when starting has failed or takes too long; `num_here` engines have come this far."""
+        came = f"{num_here} of {num_ranks} engines came up"
+        for pid, code in self.exits.items():
+            raise RunError(f"An engine (process {pid}) ended with {exit_text(code)} while starting; {came}.")
+        if self.controller_is_gone:
+            raise RunError(f"The controller of the engines ended while they were starting; {came}.")
+        if time.monotonic() > deadline:
+            raise RunError(f"Only {came} within {self._timeout_s:.0f} s.")
 
 
 def exit_text(code: int | None) -> str:

@@ -27,6 +27,7 @@ import psutil
 MARK = "ZEROVIZ_POOL"
 OWNER_CHECK_S = 0.5
 SWEEP_TIMEOUT_S = 5.0
+KILL_POLL_S = 0.01
 
 
 def package_path(*more: str) -> str:
@@ -79,14 +80,15 @@ def sweep(directory: Path) -> None:
     Raises TimeoutError if some are still there after SWEEP_TIMEOUT_S.
     """
     deadline = time.monotonic() + SWEEP_TIMEOUT_S
-    # Once more after each kill: a process may have forked between being listed and being killed.
+    # Listed again after each kill, since a process may have forked in between. A zombie has no environment and counts
+    # as gone: the controller's children become those of process 1, which may take seconds to collect them.
     while members := [process for home, process in marked_processes() if home == directory]:
         if time.monotonic() > deadline:
             raise TimeoutError(f"processes {[process.pid for process in members]} of {directory} do not die")
         for process in members:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-        psutil.wait_procs(members, timeout=max(0.0, deadline - time.monotonic()))
+        time.sleep(KILL_POLL_S)
     shutil.rmtree(directory, ignore_errors=True)
 
 

@@ -11,18 +11,16 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from ipyparallel import AsyncResult
-
-from cluster import capacity, engine
-from cluster.blame import find_cause, find_consequence
+from cluster import capacity, engine, watch
 from cluster.placement import Placement, place
-from cluster.pool import POLL_S, Pool, exit_text
+from cluster.pool import Pool
 from zeroviz.backend import OnProgress, Progress, RunState
 from zeroviz.errors import RunError, SpecError
 from zeroviz.spec import RunSpec
@@ -32,7 +30,6 @@ T = TypeVar("T")
 START_TIMEOUT_S = 60.0
 START_TIMEOUT_PER_RANK_S = 3.0  # of one core: starting an engine and importing torch, twice over
 RUN_TIMEOUT_S = 600.0
-CAUSE_GRACE_S = 1.0  # how long a "connection closed" waits for the failure that explains it
 
 
 @dataclass(frozen=True)
@@ -89,8 +86,8 @@ class Session:
         return [facts.pid for facts in self._pool.facts] if self._pool else []
 
     async def ensure(self, num_ranks: int, on_progress: OnProgress = _ignore) -> None:
-        """Have at least `num_ranks` engines warm. SpecError if memory is short, RunError if they are not there in time."""
-        await self._hop(self._exclusively(self._ensure(num_ranks, _relay(on_progress))))
+        """Have at least `num_ranks` engines warm. SpecError if memory is short, RunError if they are late."""
+        await self._hop(self._exclusively(partial(self._ensure, num_ranks, _relay(on_progress))))
 
     async def run(self, spec: RunSpec, on_progress: OnProgress = _ignore) -> SessionRun:
         """Run `spec` on the first `spec.ranks` engines, starting what is missing.
@@ -98,7 +95,7 @@ class Session:
         SpecError: it cannot be run here; nothing was started, or everything still stands. RunError: it failed; `rank`
         names the first rank that did. Cancelling it kills the engines before CancelledError goes on.
         """
-        return await self._hop(self._exclusively(self._run(spec, _relay(on_progress))))
+        return await self._hop(self._exclusively(partial(self._run, spec, _relay(on_progress))))
 
     async def stop(self) -> None:
         """Kill all engines and the controller, and end a run in progress with RunError. Idempotent."""
@@ -106,11 +103,11 @@ class Session:
 
     def ensure_sync(self, num_ranks: int, on_progress: OnProgress = _ignore) -> None:
         """`ensure`, blocking; progress comes from the session's thread."""
-        self._block(self._exclusively(self._ensure(num_ranks, on_progress)))
+        self._block(self._exclusively(partial(self._ensure, num_ranks, on_progress)))
 
     def run_sync(self, spec: RunSpec, on_progress: OnProgress = _ignore) -> SessionRun:
         """`run`, blocking; progress comes from the session's thread."""
-        return self._block(self._exclusively(self._run(spec, on_progress)))
+        return self._block(self._exclusively(partial(self._run, spec, on_progress)))
 
     def stop_sync(self) -> None:
         """`stop`, blocking."""
@@ -158,7 +155,7 @@ class Session:
 
     # ---- on the private loop ----
 
-    async def _exclusively(self, work: Coroutine[Any, Any, T]) -> T:
+    async def _exclusively(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Do `work` alone. Whatever ends it early, other than a SpecError, costs the pool."""
         task = asyncio.current_task()
         assert task is not None
@@ -168,7 +165,7 @@ class Session:
         try:
             async with self._lock:
                 try:
-                    return await work
+                    return await work()
                 except SpecError:
                     raise
                 except BaseException:
@@ -179,7 +176,6 @@ class Session:
                 raise RunError("The run was stopped before it was done.") from None
             raise
         finally:
-            work.close()
             self._tasks.discard(task)
 
     async def _stop(self) -> None:
@@ -196,11 +192,14 @@ class Session:
         if pool is not None:
             pool.kill()
 
-    async def _ensure(self, num_ranks: int, on_progress: OnProgress) -> Pool:
+    def _num_warm(self) -> int:
+        """How many engines stand ready; a pool that lost a process since the last run is worth none."""
         if self._pool and (self._pool.exits or self._pool.controller_is_gone):
             self._discard()
-        num_warm = len(self._pool.facts) if self._pool else 0
-        capacity.check_engines(num_ranks - num_warm)
+        return len(self._pool.facts) if self._pool else 0
+
+    async def _ensure(self, num_ranks: int, on_progress: OnProgress) -> Pool:
+        capacity.check_engines(num_ranks - self._num_warm())
         if self._pool is None:
             timeout_s = self._start_timeout_s or START_TIMEOUT_S + START_TIMEOUT_PER_RANK_S * num_ranks
             self._pool = Pool(self._target, timeout_s)
@@ -209,7 +208,7 @@ class Session:
 
     async def _run(self, spec: RunSpec, on_progress: OnProgress) -> SessionRun:
         started = time.monotonic()
-        num_warm = len(self._pool.facts) if self._pool else 0
+        num_warm = self._num_warm()
         capacity.check_runnable(spec)
         # Whether there is a GPU is known for certain only from an engine; a GPU's memory is not the host's to check.
         check_later = capacity.may_have_gpu()
@@ -249,46 +248,14 @@ class Session:
             for rank, device in enumerate(placement.devices)
         ]
         try:
-            return await self._watch(pool, calls)
+            return await watch.wait_for_answers(pool, calls, self._run_timeout_s)
         except SpecError:
             # Every rank refuses a wrong request at once; the engines are then as good as before.
-            if not await _all_ready(calls, CAUSE_GRACE_S):
+            if not await watch.all_ready(calls):
                 self._discard()
             raise
         finally:
             store.unlink(missing_ok=True)
-
-    async def _watch(self, pool: Pool, calls: list[AsyncResult]) -> list[dict[str, Any]]:
-        """Wait for every rank; raise the first failure, once it is clear which one that was."""
-        deadline = time.monotonic() + self._run_timeout_s
-        grace_ends: float | None = None
-        while True:
-            exits = pool.exits
-            deaths = {
-                rank: exit_text(exits[facts.pid])
-                for rank, facts in enumerate(pool.facts[: len(calls)])
-                if facts.pid in exits
-            }
-            answers = [call.get() if call.ready() else None for call in calls]
-            if cause := find_cause(answers, deaths):
-                raise cause
-            now = time.monotonic()
-            waiting = [rank for rank, answer in enumerate(answers) if answer is None]
-            if consequence := find_consequence(answers):
-                grace_ends = grace_ends or now + CAUSE_GRACE_S
-                if not waiting or now > grace_ends:
-                    raise consequence
-            elif not waiting:
-                pool.forget(calls)
-                return [answer for answer in answers if isinstance(answer, dict)]
-            if pool.controller_is_gone:
-                raise RunError("The controller of the engines died during the run; run again for fresh ones.")
-            if now > deadline:
-                raise RunError(
-                    f"The run was not done after {self._run_timeout_s:.0f} s; ranks {waiting} have not answered.",
-                    rank=waiting[0],
-                )
-            await asyncio.sleep(POLL_S)
 
 
 def _relay(on_progress: OnProgress) -> OnProgress:
@@ -305,12 +272,3 @@ def _retrieve(task: asyncio.Task[Any]) -> None:
     """Look at the exception of a task whose caller has gone, or asyncio would print it."""
     if not task.cancelled():
         task.exception()
-
-
-async def _all_ready(calls: list[AsyncResult], timeout_s: float) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while not all(call.ready() for call in calls):
-        if time.monotonic() > deadline:
-            return False
-        await asyncio.sleep(POLL_S)
-    return True

@@ -4,8 +4,9 @@ A token is a byte of `data/founding.txt`, folded into the model's vocabulary (by
 batch of a step starts at an offset drawn from (seed, step, i) alone. Rank r takes sequences [r * batch, (r+1) * batch),
 so N ranks with `batch` sequences see together what one rank with N * batch sees.
 
-[Note: own storage] Every tensor of a batch has a storage of exactly its size. A slice of a global batch would not:
-on rank 0 it is contiguous, so even `.contiguous()` returns a view that keeps the whole global batch alive.
+[Note: own storage] Every tensor of a batch has a storage of exactly its size, made from a list in one allocation. A
+slice of a global batch would not: on rank 0 it is contiguous, so even `.contiguous()` returns a view that keeps the
+whole global batch alive.
 """
 
 from __future__ import annotations
@@ -14,16 +15,14 @@ import hashlib
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from math import cos, sin
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from cluster.dtypes import TORCH_DTYPE
 from zeroviz.models import Family, ModelShape
-from zeroviz.spec import DType, RunSpec
-
-TORCH_DTYPES = {DType.FP32: torch.float32, DType.BF16: torch.bfloat16}
+from zeroviz.spec import RunSpec
 
 
 @dataclass(frozen=True)
@@ -54,14 +53,15 @@ def load_global_batch(spec: RunSpec, step: int, device: torch.device | str = "cp
 
 def _load(spec: RunSpec, sequences: range, step: int, device: torch.device | str) -> Batch:
     text = _text()
-    starts = np.array([_start(spec.seed, step, index, len(text)) for index in sequences], dtype=np.int64)
-    places = (starts[:, None] + np.arange(spec.seq + 1)) % len(text)  # the text is a ring
-    window = text[places].astype(np.int64) % spec.model.vocab
-    # torch.tensor copies into a storage of its own.
+    rows = []
+    for index in sequences:
+        start = _start(spec.seed, step, index, len(text))
+        # The text is a ring.
+        rows.append([text[(start + i) % len(text)] % spec.model.vocab for i in range(spec.seq + 1)])
     return Batch(
-        tokens=torch.tensor(window[:, :-1], device=device),
-        targets=torch.tensor(window[:, 1:], device=device),
-        rotary=_rotary(spec.model, spec.seq, TORCH_DTYPES[spec.precision.param], device),
+        tokens=torch.tensor([row[:-1] for row in rows], device=device),
+        targets=torch.tensor([row[1:] for row in rows], device=device),
+        rotary=_rotary(spec.model, spec.seq, TORCH_DTYPE[spec.precision.param], device),
     )
 
 
@@ -76,14 +76,14 @@ def _rotary(
     """cos and sin of position * theta^(-2i / head_dim), each (seq, head_dim / 2)."""
     if model.family is not Family.LLAMA:
         return None
-    frequencies = model.rope_theta ** (-np.arange(0, model.head_dim, 2) / model.head_dim)
-    angles = np.outer(np.arange(seq), frequencies)
+    frequencies = [model.rope_theta ** (-2 * i / model.head_dim) for i in range(model.head_dim // 2)]
+    angles = [[position * frequency for frequency in frequencies] for position in range(seq)]
     return (
-        torch.tensor(np.cos(angles), dtype=dtype, device=device),
-        torch.tensor(np.sin(angles), dtype=dtype, device=device),
+        torch.tensor([[cos(angle) for angle in row] for row in angles], dtype=dtype, device=device),
+        torch.tensor([[sin(angle) for angle in row] for row in angles], dtype=dtype, device=device),
     )
 
 
 @cache
-def _text() -> npt.NDArray[np.uint8]:
-    return np.frombuffer(files("cluster").joinpath("data/founding.txt").read_bytes(), dtype=np.uint8)
+def _text() -> bytes:
+    return files("cluster").joinpath("data/founding.txt").read_bytes()

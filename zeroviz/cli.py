@@ -7,6 +7,7 @@ a person is one sentence on stderr.
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import re
@@ -38,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     try:
         code = _dispatch(sys.argv[1:] if argv is None else list(argv))
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return code
     except ZerovizError as error:
         print(f"zeroviz: {error}", file=sys.stderr)
@@ -46,10 +48,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("zeroviz: interrupted; nothing was left running.", file=sys.stderr)
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # The reader (`| head`) has what it wanted. Python would complain once more when it flushes stdout at exit.
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC):
+            raise
+        # Python would complain once more when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        if error.errno == errno.EPIPE:  # the reader, `| head`, has what it wanted
+            return 0
+        print(f"zeroviz: the output could not be written ({error.strerror}).", file=sys.stderr)
+        return EXIT_FAILED
 
 
 def _dispatch(argv: list[str]) -> int:

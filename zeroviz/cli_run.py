@@ -9,29 +9,25 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Awaitable, Callable
+from types import FrameType
+from typing import Self, TypeVar
 
 from zeroviz.backend import Progress
 from zeroviz.errors import RunError
 from zeroviz.spec import RunSpec
 from zeroviz.trace import Trace
 
-if TYPE_CHECKING:
-    from types import FrameType
-
 T = TypeVar("T")
 
 
 def run_live(spec: RunSpec) -> Trace:
     """Run `spec` on engines of its own and return the measured trace; progress goes to stderr."""
-    with _sigterm_as_interrupt():
+    with Interrupts() as interrupts, ProgressLine() as line:
         try:
             from cluster.live import LiveBackend
         except ImportError as error:
             raise _missing(error) from None
-        line = ProgressLine()
 
         async def run() -> Trace:
             backend = LiveBackend()
@@ -40,24 +36,17 @@ def run_live(spec: RunSpec) -> Trace:
             finally:
                 await backend.stop()
 
-        try:
-            return _until_interrupted(run)
-        finally:
-            line.end()
+        return interrupts.run(run)
 
 
 def examine(*, as_json: bool) -> int:
     """Run the doctor and print what it found; 1 if anything failed."""
-    with _sigterm_as_interrupt():
+    with Interrupts() as interrupts, ProgressLine() as line:
         try:
             from cluster.doctor import examine_machine
         except ImportError as error:
             raise _missing(error) from None
-        line = ProgressLine()
-        try:
-            findings = _until_interrupted(lambda: examine_machine(line.show))
-        finally:
-            line.end()
+        findings = interrupts.run(lambda: examine_machine(line.show))
     print(json.dumps(findings.to_dict(), indent=1) if as_json else findings.render())
     return 0 if findings.ok else 1
 
@@ -79,54 +68,54 @@ class ProgressLine:
             print(file=sys.stderr)
         sys.stderr.flush()
 
-    def end(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """Leave the cursor on a fresh line."""
         if self._in_place and self._last:
             print(file=sys.stderr, flush=True)
 
 
-def _until_interrupted(work: Callable[[], Awaitable[T]]) -> T:
-    """Run `work` to its end, or cancel it at the first SIGINT or SIGTERM and raise KeyboardInterrupt.
+class Interrupts:
+    """Within it the first SIGINT or SIGTERM ends the work and raises KeyboardInterrupt; later ones are ignored.
 
-    The first signal cancels; later ones are ignored, so that an impatient second Ctrl-C cannot cut the stopping of the
-    engines short and leave them behind. Stopping is bounded by the backend.
+    An impatient second Ctrl-C must not cut the stopping of the engines short and leave them behind. Stopping is
+    bounded by the backend. After an interrupt the signals stay ignored: the process is on its way out.
     """
 
-    async def watched() -> T:
+    def __enter__(self) -> Self:
+        self._interrupted = False
+        self._cancel: Callable[[], object] | None = None
+        self._before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, signal.SIG_IGN if self._interrupted else before)
+
+    def run(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Run `work` on an event loop of its own."""
+        return asyncio.run(self._watched(work))
+
+    async def _watched(self, work: Callable[[], Awaitable[T]]) -> T:
         loop = asyncio.get_running_loop()
         task = asyncio.ensure_future(work())
-        interrupted = False
-
-        def interrupt() -> None:
-            nonlocal interrupted
-            if not interrupted:
-                interrupted = True
-                task.cancel()
-
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, interrupt)
+        self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
         try:
             return await task
         except asyncio.CancelledError:
-            if interrupted:
+            if self._interrupted:
                 raise KeyboardInterrupt from None
             raise
 
-    return asyncio.run(watched())
-
-
-@contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
-    """Within it SIGTERM raises KeyboardInterrupt, as Ctrl-C does, also while modules are still being imported."""
-    before = signal.signal(signal.SIGTERM, _raise_interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _raise_interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        if self._interrupted:
+            return
+        self._interrupted = True
+        if self._cancel is None:  # still importing: nothing has been started
+            raise KeyboardInterrupt
+        self._cancel()
 
 
 def _missing(error: ImportError) -> RunError:

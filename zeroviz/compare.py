@@ -15,16 +15,11 @@ from zeroviz.errors import TraceError
 from zeroviz.trace import CATEGORY_ORDER, Category, Peak, RankTrace, Trace, WireTotal
 
 UNEXPLAINED = "unexplained"
-STEP_COUNTERS = "the optimizer's step counters, one scalar a unit"
-OTHER_MOMENT = "the measured peak stands elsewhere in the step"
-OUTSIDE_CATEGORIES = "bytes the allocator sees and no category names"
-
-# Why a category may hold more in a real process than in the schedule. Only what a library takes for itself is here.
-_LIBRARY_CAUSES = {
-    Category.ALL_GATHER_BUFFER: "gloo's working copy of what it gathers",
-    Category.REDUCE_SCATTER_BUFFER: "gloo's working copy of what it reduces",
-    Category.TEMPORARY: "scratch inside an operator of the torch library",
-}
+STEP_COUNTERS = "the optimizer's step counters, one scalar a unit, which the categories leave out"
+KERNEL_SCRATCH = "scratch inside kernels, which no category counts"
+GLOO_COPIES = (
+    "gloo's working copies of what it gathers and reduces, and scratch inside kernels: no category counts them"
+)
 
 
 class Moment(Enum):
@@ -81,8 +76,8 @@ class AllocatorRow:
     """The measured categories against the allocator, which knows nothing of them.
 
     growth: how far the step rises above rest, by the categories and by the allocator.
-    outside_nbytes: what the allocator holds at rest beyond the categories: step counters, and whatever else lives in
-        the process.
+    outside_nbytes: what the allocator holds at rest beyond the categories: step counters, or something without a name.
+    cause explains the difference in growth, outside_cause what is outside; empty for 0.
     """
 
     rank: int
@@ -91,6 +86,7 @@ class AllocatorRow:
     outside_nbytes: int
     source: str
     cause: str
+    outside_cause: str
 
     @property
     def difference(self) -> int:
@@ -116,31 +112,30 @@ class Comparison:
 
     @property
     def unexplained(self) -> tuple[MemoryRow | WireRow | AllocatorRow, ...]:
-        """The rows whose difference has no known cause."""
-        rows: tuple[MemoryRow | WireRow | AllocatorRow, ...] = (*self.memory, *self.wire, *self.allocator)
-        return tuple(row for row in rows if UNEXPLAINED in row.cause)
+        """The rows whose difference has no known cause; sums are left out, their categories are in."""
+        return (
+            *(row for row in self.memory if row.category and row.cause == UNEXPLAINED),
+            *(row for row in self.wire if row.cause == UNEXPLAINED),
+            *(row for row in self.allocator if UNEXPLAINED in (row.cause, row.outside_cause)),
+        )
 
 
 def compare(predicted: Trace, measured: Trace) -> Comparison:
     """Rows of `measured` beside `predicted`. Raises TraceError unless both are of the same spec."""
     if predicted.spec != measured.spec:
-        changed = [
-            f"{name} {getattr(predicted.spec, name)} and {getattr(measured.spec, name)}"
-            for name in predicted.spec.__dataclass_fields__
-            if name != "model" and getattr(predicted.spec, name) != getattr(measured.spec, name)
-        ]
-        if predicted.spec.model != measured.spec.model:
-            changed.insert(0, f"model {predicted.spec.model.name} and {measured.spec.model.name}")
-        raise TraceError(f"Only traces of one spec can be compared; these differ in {', '.join(changed)}.")
+        ours, theirs = predicted.spec.to_dict(), measured.spec.to_dict()
+        differ = [f"{name} ({ours[name]} and {theirs[name]})" for name in ours if ours[name] != theirs[name]]
+        raise TraceError(f"Only traces of one spec can be compared; these differ in {', '.join(differ)}.")
     memory: list[MemoryRow] = []
     wire: list[WireRow] = []
     allocator: list[AllocatorRow] = []
-    for ours, theirs in zip(predicted.ranks, measured.ranks, strict=True):
-        memory += _moment_rows(ours, theirs, Moment.REST, ours.at_rest, theirs.at_rest)
-        memory += _moment_rows(ours, theirs, Moment.PEAK, ours.peak().by_category, theirs.peak().by_category)
-        wire += _wire_rows(ours, theirs)
-        if theirs.allocator is not None:
-            allocator.append(_allocator_row(theirs))
+    gloo = (measured.environment or {}).get("backend") == "gloo" and measured.spec.ranks > 1
+    for left, right in zip(predicted.ranks, measured.ranks, strict=True):
+        memory += _moment_rows(left, right, Moment.REST, left.at_rest, right.at_rest)
+        memory += _moment_rows(left, right, Moment.PEAK, left.peak().by_category, right.peak().by_category)
+        wire += _wire_rows(left, right)
+        if right.allocator is not None:
+            allocator.append(_allocator_row(right, gloo=gloo))
     return Comparison(tuple(memory), tuple(wire), tuple(allocator))
 
 
@@ -165,21 +160,18 @@ def _memory_cause(ours: RankTrace, theirs: RankTrace, moment: Moment, category: 
         return ""
     if category is Category.OPTIMIZER_STATE and difference == theirs.step_counter_nbytes:
         return STEP_COUNTERS
-    if moment is Moment.PEAK and difference > 0 and category in _LIBRARY_CAUSES:
-        return _LIBRARY_CAUSES[category]
-    if moment is Moment.PEAK and _place(ours.peak()) != _place(theirs.peak()):
-        return f"{OTHER_MOMENT}: {place_text(theirs.peak())}"
+    expected, got = place_text(ours.peak()), place_text(theirs.peak())
+    if moment is Moment.PEAK and expected != got:
+        return f"the peaks stand at two moments, predicted in {expected}, measured in {got}"
     return UNEXPLAINED
 
 
-def _place(peak: Peak) -> tuple[str, str, str]:
-    return peak.phase, peak.op, peak.unit
-
-
 def place_text(peak: Peak) -> str:
-    """Where a peak stands, for a person: `backward, block 2 (prepare grad)`."""
+    """Where a peak stands, for a person: `backward of block 2`, `backward, block 2 (prepare grad)`."""
     if not peak.op:
         return peak.phase
+    if peak.op == peak.phase:
+        return f"{peak.phase} of {peak.unit}" if peak.unit else peak.phase
     return f"{peak.phase}, {peak.unit} ({peak.op})" if peak.unit else f"{peak.phase} ({peak.op})"
 
 
@@ -194,16 +186,24 @@ def _wire_rows(ours: RankTrace, theirs: RankTrace) -> list[WireRow]:
     return rows
 
 
-def _allocator_row(theirs: RankTrace) -> AllocatorRow:
+def _allocator_row(theirs: RankTrace, *, gloo: bool) -> AllocatorRow:
     reading = theirs.allocator
     assert reading is not None
     by_categories = theirs.peak().total - theirs.rest_nbytes
     by_allocator = reading.peak_nbytes - reading.rest_nbytes
+    outside = reading.rest_nbytes - theirs.rest_nbytes
+    cause = ""
+    if by_allocator > by_categories:
+        # The allocator sees one number, so the two sources cannot be told apart.
+        cause = GLOO_COPIES if gloo else KERNEL_SCRATCH
+    elif by_allocator < by_categories:
+        cause = UNEXPLAINED
     return AllocatorRow(
         rank=theirs.rank,
         categories_growth_nbytes=by_categories,
         allocator_growth_nbytes=by_allocator,
-        outside_nbytes=reading.rest_nbytes - theirs.rest_nbytes,
+        outside_nbytes=outside,
         source=reading.source,
-        cause="" if by_categories == by_allocator else OUTSIDE_CATEGORIES if by_allocator > by_categories else UNEXPLAINED,
+        cause=cause,
+        outside_cause="" if not outside else STEP_COUNTERS if outside == theirs.step_counter_nbytes else UNEXPLAINED,
     )

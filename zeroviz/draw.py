@@ -16,7 +16,6 @@ from typing import Any
 import matplotlib
 from matplotlib import font_manager
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
@@ -25,14 +24,13 @@ from zeroviz.compare import Moment
 from zeroviz.errors import ZerovizError
 from zeroviz.quantity import format_nbytes
 from zeroviz.scene import Row, Scene, Segment
-from zeroviz.style import BLUE, FIGURE_INCHES, FONT_POINTS, INK, MUTED, PADDING, PAINT, PAPER, RC, RULE
+from zeroviz.style import BLUE, FIGURE_INCHES, FONT_POINTS, FONTS, INK, MUTED, PADDING, PAINT, PAPER, RC, RULE
 from zeroviz.trace import Origin
 
 WIDTH = FIGURE_INCHES * 72
 MARGIN = 10.0
 LINE = FONT_POINTS * 1.45
-TITLE_POINTS = 22.0
-RANK_COLUMN, SOURCE_COLUMN = 92.0, 82.0
+TITLE_POINTS = 20.0
 PLOT_HEIGHT = 330.0
 """Height that four or more rows share, as long as they stay legible: the page then rests while a slider moves."""
 MIN_BAR, MAX_BAR = 21.0, 58.0
@@ -62,7 +60,8 @@ def svg_text(scene: Scene) -> str:
     buffer = io.StringIO()
     with matplotlib.rc_context(RC):
         sheet = _Sheet(scene)
-        FigureCanvasSVG(sheet.figure).print_svg(buffer, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        sheet.figure.savefig(buffer, format="svg", metadata=nothing)
     text = buffer.getvalue()
     opening = (
         f'<svg class="zeroviz-picture" role="img" aria-label="{escape(scene.sentence)}" width="100%" '
@@ -84,7 +83,7 @@ def _width(text: str, points: float, weight: str) -> float:
 
 @lru_cache(maxsize=2)
 def _font_path(weight: str) -> str:
-    wanted = font_manager.FontProperties(family=RC["font.sans-serif"], weight=weight)
+    wanted = font_manager.FontProperties(family=FONTS, weight=weight)
     return str(font_manager.findfont(wanted))
 
 
@@ -95,30 +94,27 @@ class _Sheet:
         self.scene = scene
         self.marks: dict[str, str] = {}
         self.width = WIDTH
-        differ = " (difference)" if any(row.rest_difference is not None for row in scene.rows) else ""
+        differ = " (off by)" if any(row.rest_difference is not None for row in scene.rows) else ""
         self.column_heads = ("at rest" + differ, "at peak" + differ)
         columns = [(head, *(_figures(row)[i] for row in scene.rows)) for i, head in enumerate(self.column_heads)]
-        widths = [max(_width(text, FONT_POINTS, "bold") for text in texts) + 14 for texts in columns]
-        self.left = MARGIN + RANK_COLUMN + SOURCE_COLUMN
+        widths = [max(_width(text, FONT_POINTS, "normal") for text in texts) + 14 for texts in columns]
+        self.source_edge = MARGIN + 14 + max(_width(row.rank_label, FONT_POINTS, "bold") for row in scene.rows)
+        self.left = self.source_edge + 10 + max(_width(row.source_label, FONT_POINTS, "normal") for row in scene.rows)
         self.peak_edge = WIDTH - MARGIN
         self.rest_edge = self.peak_edge - widths[1]
         self.right = self.rest_edge - widths[0] - 8
-        self.legend_lines = self._legend_lines()
-        head = MARGIN + TITLE_POINTS * 1.2 + LINE * (len(scene.subtitle) + 1) + LINE * 1.2 * len(self.legend_lines) + 8
-        num_groups = len({row.ranks for row in scene.rows})
-        slots = len(scene.rows) + GROUP_GAP * num_groups
-        self.bar = max(MIN_BAR, min(MAX_BAR, PLOT_HEIGHT / slots))
-        self.top = head + LINE * 1.3
-        self.bottom = self.top + self.bar * slots
-        self.height = self.bottom + LINE * (2.6 + len(scene.notes)) + MARGIN
-        self.figure = Figure(figsize=(WIDTH / 72, self.height / 72), facecolor=PAPER)
+        self.figure = Figure(facecolor=PAPER)
         self.axes: Axes = self.figure.add_axes((0, 0, 1, 1))
         self.axes.set_axis_off()
+        slots = len(scene.rows) + GROUP_GAP * len({row.ranks for row in scene.rows})
+        self.bar = max(MIN_BAR, min(MAX_BAR, PLOT_HEIGHT / slots))
+        self.top = self._head() + LINE * 1.3
+        self.bottom = self.top + self.bar * slots
+        self.height = self._axis() + MARGIN
+        self._bars()
+        self.figure.set_size_inches(self.width / 72, self.height / 72)
         self.axes.set_xlim(0, self.width)
         self.axes.set_ylim(self.height, 0)
-        self._head()
-        self._axis()
-        self._bars()
 
     def x(self, nbytes: int) -> float:
         """Where a number of bytes lies on the axis."""
@@ -137,50 +133,65 @@ class _Sheet:
     def rectangle(self, x: float, y: float, width: float, height: float, **kwargs: Any) -> None:
         self.axes.add_patch(Rectangle((x, y), width, height, **{"clip_on": False, **kwargs}))
 
-    def _legend_lines(self) -> list[list[tuple[float, str, str, str | None]]]:
-        """(x, label, colour, hatch) by line, wrapped at the right margin."""
-        lines: list[list[tuple[float, str, str, str | None]]] = [[]]
-        x = MARGIN
-        for entry in self.scene.legend:
-            paint = PADDING if entry.category is None else PAINT[entry.category]
-            hatch = paint.hatch if entry.category is None or not entry.held else None
-            advance = 32 + _width(paint.label, FONT_POINTS, "normal") + 18
-            if x + advance > self.width and lines[-1]:
-                lines.append([])
-                x = MARGIN
-            lines[-1].append((x, paint.label, paint.color, hatch))
-            x += advance
+    def _wrapped(self, text: str) -> list[str]:
+        """The text in lines no wider than the picture."""
+        lines = [""]
+        for word in text.split(" "):
+            longer = f"{lines[-1]} {word}".strip()
+            if lines[-1] and _width(longer, FONT_POINTS, "normal") > self.width - 2 * MARGIN:
+                lines.append(word)
+            else:
+                lines[-1] = longer
         return lines
 
-    def _head(self) -> None:
+    def _head(self) -> float:
+        """Title, what is drawn, legend. Returns where they end."""
         scene = self.scene
         y = MARGIN + TITLE_POINTS * 0.7
         self.text(MARGIN, y, scene.title, fontsize=TITLE_POINTS, fontweight="bold")
         self.text(self.width - MARGIN, y, scene.recipe, ha="right")
         y += TITLE_POINTS * 0.5
-        for number, line in enumerate(scene.subtitle):
+        for number, words in enumerate(scene.subtitle):
+            for line in self._wrapped(words):
+                y += LINE
+                self.text(MARGIN, y, line, color=INK if number else MUTED)
+        x, y = MARGIN, y + LINE * 1.5
+        for entry in scene.legend:
+            paint = PADDING if entry.category is None else PAINT[entry.category]
+            hatch = paint.hatch if entry.category is None or not entry.held else None
+            advance = 32 + _width(paint.label, FONT_POINTS, "normal")
+            if x + advance > self.width - MARGIN / 2:
+                x, y = MARGIN, y + LINE * 1.2
+            ink = PAPER if paint is PADDING else INK
+            self.rectangle(x, y - 8, 25, 16, facecolor=paint.color, edgecolor=ink, linewidth=0.8, hatch=hatch)
+            self.text(x + 32, y, paint.label)
+            x += advance + 18
+        y += LINE * 0.25
+        for line in self._wrapped(KEY):
             y += LINE
-            self.text(MARGIN, y, line, color=INK if number else MUTED)
-        y += 8
-        for entries in self.legend_lines:
-            y += LINE * 1.2
-            for x, label, color, hatch in entries:
-                ink = PAPER if color == PADDING.color else INK
-                self.rectangle(x, y - 8, 25, 16, facecolor=color, edgecolor=ink, linewidth=0.8, hatch=hatch)
-                self.text(x + 32, y, label)
-        self.text(MARGIN, y + LINE * 1.1, KEY, color=MUTED)
+            self.text(MARGIN, y, line, color=MUTED)
+        return y + LINE * 0.5
 
-    def _axis(self) -> None:
+    def _axis(self) -> float:
+        """Grid, ticks, column heads and notes. Returns where they end."""
         scene, y = self.scene, self.bottom + LINE * 0.8
         lines = [[(self.x(tick.nbytes), self.top), (self.x(tick.nbytes), self.bottom)] for tick in scene.ticks]
         self.axes.add_collection(LineCollection(lines, colors=RULE, linewidths=1, zorder=0), autolim=False)
         for tick in scene.ticks:
             self.text(self.x(tick.nbytes), y, tick.label, ha="center", color=MUTED)
         self.text(self.left, y + LINE, scene.axis_label, color=MUTED)
-        for number, note in enumerate(scene.notes):
-            self.text(MARGIN, y + LINE * (2.1 + number), note, color=MUTED)
+        if scene.reference is not None:
+            x = self.x(scene.reference.nbytes)
+            ends = [[(x, self.top), (x, self.bottom)]]
+            self.axes.add_collection(LineCollection(ends, colors=INK, linestyles=":", linewidths=2), autolim=False)
+            self.text(x, self.top - LINE * 0.4, scene.reference.label, ha="right", color=MUTED)
         for edge, words in zip((self.rest_edge, self.peak_edge), self.column_heads, strict=True):
-            self.text(edge, self.top - LINE * 0.5, words, ha="right", color=MUTED)
+            self.text(edge, self.top - LINE * 0.4, words, ha="right", color=MUTED)
+        y += LINE * 1.2
+        for line in (line for note in scene.notes for line in self._wrapped(note)):
+            y += LINE
+            self.text(MARGIN, y, line, color=MUTED)
+        return y + LINE * 0.5
 
     def _bars(self) -> None:
         scene = self.scene
@@ -191,8 +202,8 @@ class _Sheet:
             width = self.x(padding.start + padding.nbytes) - x
             self._mark(padding.id, row, "padding", Moment.REST, padding.nbytes)
             self.rectangle(
-                x, self.y(row) + INSET, width, self.bar - 2 * INSET, gid=padding.id, facecolor=PADDING.color, edgecolor=PAPER,
-                linewidth=0, hatch=PADDING.hatch, zorder=2.5,
+                x, self.y(row) + INSET, width, self.bar - 2 * INSET, gid=padding.id, facecolor=PADDING.color,
+                edgecolor=PAPER, linewidth=0, hatch=PADDING.hatch, zorder=2.5,
             )  # fmt: skip
         for row in scene.rows:
             self._row(row)
@@ -211,10 +222,9 @@ class _Sheet:
         )
         if predicted:
             self.text(MARGIN, middle, row.rank_label, fontweight="bold")
-        weight = "normal" if predicted else "bold"
-        self.text(MARGIN + RANK_COLUMN, middle, row.source_label, color=INK, fontweight=weight)
+        self.text(self.source_edge, middle, row.source_label, color=INK)
         for edge, figure in zip((self.rest_edge, self.peak_edge), _figures(row), strict=True):
-            self.text(edge, middle, figure, ha="right", fontweight=weight)
+            self.text(edge, middle, figure, ha="right")
 
     def _segment(self, segment: Segment, y: float) -> None:
         paint, row = PAINT[segment.category], self.scene.rows[segment.row]
@@ -222,8 +232,8 @@ class _Sheet:
         hatch = paint.hatch if segment.moment is Moment.PEAK else None
         self._mark(segment.id, row, segment.category.value, segment.moment, segment.nbytes, paint.label)
         self.rectangle(
-            x, y + INSET, stop - x, self.bar - 2 * INSET, gid=segment.id, facecolor=paint.color, edgecolor=INK, linewidth=0.8,
-            hatch=hatch, zorder=2,
+            x, y + INSET, stop - x, self.bar - 2 * INSET, gid=segment.id, facecolor=paint.color, edgecolor=INK,
+            linewidth=0.8, hatch=hatch, zorder=2,
         )  # fmt: skip
         lines = _label_lines(paint.short, format_nbytes(segment.nbytes), stop - x - 6, self.bar)
         # A hatch would run through the letters, so a label on one has paper behind it.

@@ -5,97 +5,14 @@ Functions come in pairs, forward and backward, and work on a `Tape`: a ledger of
 `y`, `grad in` that of `x`. Sizes are closed forms in n tokens, e bytes an element, and widths.
 
 [Note: weight gradients] Every parameter's gradient is preset to a view of the unit's flat buffer. A backward operator
-makes a fresh gradient in the compute dtype, it is cast if the recipe's gradient dtype differs, added to the view in
-place and freed. It is never all alive at once, but each in its turn is a temporary: for the embedding a large one.
-
-[Note: sums] Where a tensor is used twice its gradients are added. Autograd adds in place when nobody else holds the
-first one. Two things prevent that. A gradient that came in over a segment's border is still held by the caller. And
-while a TorchDispatchMode is active (a meter, or fake tensors) autograd always adds out of place: a step that is
-watched so holds one more (n, hidden) tensor at each of these sums than one that is not.
+makes a fresh gradient in the compute dtype; it is cast if the recipe's gradient dtype differs, added to the view in
+place and freed. Fresh gradients are alive one layer at a time, and the embedding's is as large as the embedding.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from zeroviz.ledger import Ledger
-from zeroviz.models import Family, ModelShape
-from zeroviz.spec import Precision
-from zeroviz.trace import Category
-
-FP32_NBYTES = 4
-Change = tuple[Category, int]
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """What fixes every size. watched: whether the step runs under a TorchDispatchMode, see [Note: sums]."""
-
-    model: ModelShape
-    precision: Precision
-    batch: int
-    seq: int
-    watched: bool
-
-    @property
-    def num_tokens(self) -> int:
-        return self.batch * self.seq
-
-    @property
-    def itemsize(self) -> int:
-        return self.precision.param.itemsize
-
-    @property
-    def is_narrow(self) -> bool:
-        """Whether the compute dtype is narrower than fp32."""
-        return self.itemsize < FP32_NBYTES
-
-    def rows(self, width: int, itemsize: int | None = None) -> int:
-        """Bytes of (batch, seq, width) in the compute dtype, or with another itemsize."""
-        return self.num_tokens * width * (itemsize or self.itemsize)
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a sublayer stands in its segment.
-
-    first, last: its input or its output crosses the segment's border, and so the caller holds it.
-    tied: embedding and head of a tied model are both in the segment.
-    """
-
-    first: bool
-    last: bool
-    tied: bool
-
-
-class Tape(Ledger):
-    """The ledger of one sublayer."""
-
-    def save(self, key: str, nbytes: int) -> None:
-        """Allocate something that backward needs."""
-        self.alloc(key, nbytes, Category.ACTIVATION)
-
-    def make(self, key: str, nbytes: int) -> None:
-        """Allocate something that is freed within the same pass."""
-        self.alloc(key, nbytes, Category.TEMPORARY)
-
-    def take(self) -> tuple[Change, ...]:
-        """What happened since the last call."""
-        changes = tuple((event.category, event.delta_nbytes) for event in self.events)
-        self.events.clear()
-        return changes
-
-
-def add_grads(tape: Tape, s: Sizes, first: str, second: str, total: str, nbytes: int, *, held: bool = False) -> None:
-    """total = first + second. held: the caller keeps `first`. See [Note: sums]."""
-    if held or s.watched:
-        tape.make("sum", nbytes)
-        tape.free(second, *(() if held else (first,)))
-        tape.rename("sum", total)
-    else:
-        tape.free(second)
-        if first != total:
-            tape.rename(first, total)
+from zeroviz.models import Family
+from zeroviz.tape import FP32_NBYTES, Place, Sizes, Tape, add_grads
 
 
 def add_input_grad(tape: Tape, s: Sizes, place: Place, part: str) -> None:
@@ -139,6 +56,7 @@ def linear_backward(
         add_grads(tape, s, grad_in, "part", grad_in, s.rows(num_in))
     else:
         tape.rename("part", grad_in)
+        tape.views.add(grad_in)
     if not bias:
         _finish_weight(tape, s, num_in * num_out, keep)
 

@@ -20,7 +20,7 @@ from zeroviz.trace import CATEGORY_ORDER, Category, Origin, Peak, RankTrace, Tra
 
 MAX_ROWS_OF_RANKS = 16
 """Above this many ranks, neighbours with equal figures share a row."""
-NUM_TICKS = 8
+NUM_TICKS = 7
 
 SOURCE_LABEL = {
     Origin.PREDICTED: "predicted",
@@ -94,6 +94,14 @@ class Tick:
     label: str
 
 
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A figure to measure all bars against; the axis reaches at least as far."""
+
+    nbytes: int
+    label: str
+
+
 @dataclass(frozen=True)
 class Scene:
     """The whole picture as data."""
@@ -109,6 +117,7 @@ class Scene:
     ticks: tuple[Tick, ...]
     axis_label: str
     axis_max: int
+    reference: Reference | None
     notes: tuple[str, ...]
 
     @property
@@ -117,10 +126,10 @@ class Scene:
         return " ".join(f"{line}." for line in (self.title, self.recipe, *self.subtitle))
 
 
-def build_scene(predicted: Trace, measured: Trace | None = None, *, axis_nbytes: int = 0) -> Scene:
+def build_scene(predicted: Trace, measured: Trace | None = None, *, reference: Reference | None = None) -> Scene:
     """The picture of a trace, with a second one of the same spec beside it. Raises TraceError for another spec.
 
-    axis_nbytes: how far the axis reaches at least; pictures to be compared by eye are given the same.
+    Pictures that are to be compared by eye are given the same `reference`.
     """
     if measured is not None and measured.spec != predicted.spec:
         raise TraceError("The measured trace is of another spec than the predicted one; they cannot share a picture.")
@@ -138,10 +147,11 @@ def build_scene(predicted: Trace, measured: Trace | None = None, *, axis_nbytes:
             if seen.padding_nbytes:
                 start = seen.rest_nbytes - seen.padding_nbytes
                 paddings.append(Padding(f"{row.id}-padding", row.index, start, seen.padding_nbytes))
-    ticks, axis_label, axis_max = _axis(max(axis_nbytes, *(row.peak_nbytes for row in rows)))
+    axis_max = max(reference.nbytes if reference else 0, *(row.peak_nbytes for row in rows))
+    ticks, axis_label = _axis(axis_max)
     return Scene(
         spec=predicted.spec,
-        title=_title(predicted.spec),
+        title=title(predicted.spec),
         recipe=recipe_text(predicted.spec),
         subtitle=_subtitle(predicted, measured),
         rows=tuple(rows),
@@ -151,6 +161,7 @@ def build_scene(predicted: Trace, measured: Trace | None = None, *, axis_nbytes:
         ticks=ticks,
         axis_label=axis_label,
         axis_max=axis_max,
+        reference=reference,
         notes=_notes(predicted, measured, groups),
     )
 
@@ -219,19 +230,22 @@ def _legend(segments: list[Segment], paddings: list[Padding]) -> tuple[LegendEnt
     return (*entries, LegendEntry(None, True)) if paddings else tuple(entries)
 
 
-def _axis(largest: int) -> tuple[tuple[Tick, ...], str, int]:
-    """Ticks at 1, 2 or 5 times a power of ten, in one decimal unit named on the axis."""
+def _axis(largest: int) -> tuple[tuple[Tick, ...], str]:
+    """Ticks at 1, 2, 2.5 or 5 times a power of ten, in one decimal unit named on the axis."""
     unit, scale = next((pair for pair in _AXIS_UNITS if largest >= pair[1]), ("B", 1))
-    power = 1
-    while power * 10 * NUM_TICKS <= largest:
+    power = 10
+    while power * NUM_TICKS < largest:
         power *= 10
-    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor * NUM_TICKS >= largest)
+    # The steps of the last decade, smallest first: the first that needs at most NUM_TICKS of itself.
+    steps = (power * tenths // 100 for tenths in (10, 20, 25, 50, 100))
+    step = next(step for step in steps if step * NUM_TICKS >= largest)
     ticks = tuple(Tick(at, f"{at / scale:g}") for at in range(0, largest + 1, step))
     meaning = f" (1 {unit} = {scale:,} bytes)" if scale > 1 else ""
-    return ticks, f"{unit} held by a rank{meaning}", largest
+    return ticks, f"{unit} held by a rank{meaning}"
 
 
-def _title(spec: RunSpec) -> str:
+def title(spec: RunSpec) -> str:
+    """A spec in a few words: `ZeRO-3 on 4 ranks, bf16-mixed`."""
     ranks = "1 rank" if spec.ranks == 1 else f"{spec.ranks} ranks"
     return f"{spec.strategy.label} on {ranks}, {spec.precision.value}"
 

@@ -8,6 +8,7 @@ step, the order of stacking is fixed, and wide segments carry their name.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from zeroviz.trace import Category
 
@@ -23,8 +24,8 @@ RULE = "#d0d0d0"
 PAPER = "#ffffff"
 
 FONT_POINTS = 14.0
-"""The smallest text in a picture 13 inches wide."""
-FIGURE_INCHES = 13.0
+"""The smallest text in a picture as wide as FIGURE_INCHES, which is a notebook cell on a projector."""
+FIGURE_INCHES = 11.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ PAINT: dict[Category, Paint] = {
     Category.UNSHARDED_PARAM: Paint("parameters, whole", "params", SKY, "\\\\"),
     Category.SHARDED_GRAD: Paint("gradients, own shard", "grads", VERMILLION, "//"),
     Category.UNSHARDED_GRAD: Paint("gradients, whole", "grads", ORANGE, "xx"),
-    Category.MASTER_PARAM: Paint("fp32 master copy", "master", PURPLE, "//"),
+    Category.MASTER_PARAM: Paint("fp32 master", "master", PURPLE, "//"),
     Category.OPTIMIZER_STATE: Paint("Adam m and v", "Adam", GREEN, "//"),
     Category.ACTIVATION: Paint("activations", "activations", YELLOW, "//"),
     Category.ALL_GATHER_BUFFER: Paint("gather buffer", "gather", GREY, "||"),
@@ -52,11 +53,14 @@ PAINT: dict[Category, Paint] = {
     Category.INPUT: Paint("batch", "batch", PALE, "||"),
 }
 
-PADDING = Paint("padding, inside the bars", "padding", "#444444", "xxxx")
+PADDING = Paint("padding", "padding", "#444444", "xxxx")
 
-RC: dict[str, object] = {
+FONTS = ("DejaVu Sans", "Verdana", "Arial")
+"""matplotlib brings the first; a browser without it takes the second, which is as wide."""
+
+RC: dict[Any, Any] = {
     "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial"],
+    "font.sans-serif": FONTS,
     "font.size": FONT_POINTS,
     "hatch.linewidth": 0.7,
     "svg.fonttype": "none",

@@ -119,17 +119,17 @@ def rank_groups(trace: Trace) -> tuple[RankGroup, ...]:
 
 
 def columns(rows: Iterable[Sequence[str]], min_width: int = 13) -> list[str]:
-    """Align cells: the first to the left, the others to the right under each other."""
+    """Align cells: the first to the left, the others to the right, each at least two spaces from its neighbour."""
     cells = [list(row) for row in rows]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
-    widths = [max(widths[0], _LABEL_WIDTH), *(max(width, min_width) for width in widths[1:])]
-    return [
-        (
-            row[0].ljust(widths[0])
-            + "".join(f"  {cell:>{width - 2}}" for cell, width in zip(row[1:], widths[1:], strict=True))
-        ).rstrip()
-        for row in cells
-    ]
+    widths = [max(len(cell) for cell in column) for column in zip(*cells, strict=True)]
+    label_width = max(widths[0], _LABEL_WIDTH)
+    widths = [max(width + 2, min_width) for width in widths[1:]]
+    lines = []
+    for label, *figures in cells:
+        line = label.ljust(label_width)
+        line += "".join(figure.rjust(width) for figure, width in zip(figures, widths, strict=True))
+        lines.append(line.rstrip())
+    return lines
 
 
 def _padding_lines(trace: Trace) -> list[str]:

@@ -130,6 +130,5 @@ def _environment(trace: Trace) -> list[str]:
         f"{facts.get('backend')} on {', '.join(dict.fromkeys(devices))}",
         f"{facts.get('host_cores')} cores",
         f"{facts.get('engines')} engines, ready after {facts.get('start_s')} s, run in {facts.get('run_s')} s",
-        str(facts.get("platform")),
     ]
     return ["", *entry("ENVIRONMENT", "; ".join(words))]

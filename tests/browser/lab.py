@@ -1,0 +1,191 @@
+"""A JupyterLab of one's own with the explorer open in Chromium: for the tests here and for docs/screenshot.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from playwright.sync_api import Browser, Locator, Page, Playwright
+
+ROOT = Path(__file__).resolve().parents[2]
+CHROMIUM = Path(os.environ.get("ZEROVIZ_CHROMIUM", "/usr/bin/chromium"))
+CHROMIUM_ARGS = (
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+)  # fmt: skip
+LAB_START_S = 90.0
+STOP_S = 15.0
+
+
+class Lab:
+    """JupyterLab on a copy of the notebooks, started as `zeroviz explore` starts it, without a browser.
+
+    Its configuration, its workspaces and its files live under `home`, so nothing of the user's is read or changed.
+    """
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.notebooks = home / "notebooks"
+        self.token = secrets.token_hex(16)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+
+    def __enter__(self) -> Self:
+        shutil.copytree(ROOT / "notebooks", self.notebooks, ignore=shutil.ignore_patterns(".ipynb_checkpoints"))
+        settings = self.home / "settings" / "@jupyterlab" / "apputils-extension"
+        settings.mkdir(parents=True)
+        (settings / "notification.jupyterlab-settings").write_text(json.dumps({"fetchNews": "false"}))
+        places = {
+            "JUPYTER_CONFIG_DIR": "config", "JUPYTER_DATA_DIR": "data", "JUPYTER_RUNTIME_DIR": "runtime",
+            "JUPYTERLAB_SETTINGS_DIR": "settings", "JUPYTERLAB_WORKSPACES_DIR": "workspaces", "IPYTHONDIR": "ipython",
+        }  # fmt: skip
+        environment = {**os.environ, **{name: str(self.home / folder) for name, folder in places.items()}}
+        command = [
+            sys.executable, "-m", "jupyterlab", str(self.notebooks / "explorer.ipynb"), "--no-browser",
+            f"--ServerApp.port={self.port}", "--ServerApp.port_retries=0", f"--IdentityProvider.token={self.token}",
+            f"--ServerApp.root_dir={self.notebooks}",
+        ]  # fmt: skip
+        if os.geteuid() == 0:
+            command.append("--allow-root")
+        self.log = self.home / "lab.log"
+        with self.log.open("w") as log:
+            self._process = subprocess.Popen(
+                command, cwd=self.home, env=environment, stdout=log, stderr=log, start_new_session=True
+            )
+        try:
+            self._wait()
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    def url(self, workspace: str) -> str:
+        """The explorer's address in a workspace of its own."""
+        return f"http://127.0.0.1:{self.port}/lab/workspaces/{workspace}/tree/explorer.ipynb?token={self.token}"
+
+    def end_kernels(self) -> None:
+        """Shut every kernel down, or the next page would meet the old one."""
+        for kernel in json.loads(self._request("/api/kernels")):
+            self._request(f"/api/kernels/{kernel['id']}", "DELETE")
+
+    def _request(self, path: str, method: str = "GET") -> bytes:
+        headers = {"Authorization": f"token {self.token}"}
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", headers=headers, method=method)
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return bytes(answer.read())
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + LAB_START_S
+        while True:
+            if self._process.poll() is not None:
+                raise RuntimeError(f"JupyterLab ended with {self._process.returncode}:\n{self.log.read_text()[-2000:]}")
+            try:
+                self._request("/api/status")
+                return
+            except (urllib.error.URLError, ConnectionError, TimeoutError):
+                if time.monotonic() > deadline:
+                    message = f"JupyterLab did not answer within {LAB_START_S:.0f} s:\n{self.log.read_text()[-2000:]}"
+                    raise RuntimeError(message) from None
+                time.sleep(0.2)
+
+    def _stop(self) -> None:
+        """Lab ends its kernels on SIGTERM, and each kernel its engines."""
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait()
+
+
+class ExplorerPage:
+    """The explorer in a page, as a person uses it: by its visible controls."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self.root = page.locator(".zeroviz-explorer")
+
+    @classmethod
+    def open(cls, page: Page, address: str) -> Self:
+        """Open the notebook, accept the kernel if asked, run its cell, and wait for the picture."""
+        page.goto(address)
+        cell = page.locator(".jp-CodeCell .cm-content").first
+        cell.wait_for(timeout=60_000)
+        explorer = cls(page)
+        deadline = time.monotonic() + 90
+        while not explorer.root.count():
+            if time.monotonic() > deadline:
+                raise RuntimeError("the explorer did not appear within 90 s of running its cell")
+            accept = page.locator(".jp-Dialog .jp-mod-accept")
+            if accept.count():
+                accept.first.click()
+            # A key that comes before the kernel is ready is lost; running the cell twice does no harm.
+            page.wait_for_timeout(1000)
+            if not explorer.root.count() and page.locator(".jp-InputPrompt", has_text="[*]").count() == 0:
+                cell.click()
+                page.keyboard.press("Shift+Enter")
+            page.wait_for_timeout(2000)
+        explorer.root.locator("svg.zeroviz-picture").wait_for(timeout=30_000)
+        return explorer
+
+    def control(self, name: str) -> Locator:
+        """A control by its toggle's name."""
+        return self.root.locator(f".zeroviz-{name}")
+
+    def press(self, name: str, words: str) -> None:
+        """Press one of a control's buttons."""
+        self.control(name).get_by_role("button", name=words, exact=True).click()
+
+    def slide(self, name: str, key: str, times: int = 1) -> None:
+        """Move a slider by keys."""
+        handle = self.control(name).locator(".noUi-handle")
+        handle.focus()
+        for _ in range(times):
+            self.page.keyboard.press(key)
+
+    def number(self, rank: int, moment: str, category: str = "total", source: str = "predicted") -> int:
+        """A figure of the memory table."""
+        selector = (
+            f'.zeroviz-memory td[data-rank="{rank}"][data-moment="{moment}"]'
+            f'[data-category="{category}"][data-source="{source}"]'
+        )
+        return int(self.root.locator(selector).inner_text().replace(",", "").replace("B", ""))
+
+    def title(self) -> str:
+        """The picture in words."""
+        return self.root.locator("svg.zeroviz-picture").get_attribute("aria-label") or ""
+
+    def news(self) -> str:
+        return self.root.locator(".zeroviz-progress").inner_text()
+
+    def run_state(self) -> str:
+        return self.root.locator(".zeroviz-news").get_attribute("data-state") or ""
+
+    def wait_run(self, *states: str, timeout_s: float) -> None:
+        """Wait until the run's state is one of `states`."""
+        wanted = ", ".join(f'.zeroviz-news[data-state="{state}"]' for state in states)
+        self.root.locator(wanted).wait_for(timeout=timeout_s * 1000)
+
+
+def launch(playwright: Playwright) -> Browser:
+    """Headless Chromium, as installed by the system."""
+    return playwright.chromium.launch(executable_path=str(CHROMIUM), args=list(CHROMIUM_ARGS))

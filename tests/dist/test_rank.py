@@ -1,0 +1,165 @@
+"""What a rank holds: measured from live storages, predicted in closed form, and given out by the allocator.
+
+At rest the three agree to the byte: predicted = measured per category, and the allocator's live bytes are those plus
+the optimizer's step counters (4 bytes a unit), which are named apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from cluster.meter import Meter, held_by_category
+from cluster.own.ddp import DDPUnit
+from cluster.own.step import Executor
+from cluster.rank import RankJob, joined_group, run_rank
+from tests.dist.ranks import RankPool
+from zeroviz.errors import TraceError
+from zeroviz.models import PRESETS
+from zeroviz.predict import predict
+from zeroviz.spec import Precision, RunSpec, Strategy, UnitPolicy
+from zeroviz.trace import Category, Origin, RankTrace, merge, rank_from_dict
+
+
+def live_ranks(rank_pool: RankPool, spec: RunSpec) -> tuple[RankTrace, ...]:
+    """The checked trace of a real run, by rank."""
+    results = rank_pool.run(run_rank, spec)
+    return merge(Origin.LIVE, spec, [rank_from_dict(result) for result in results]).ranks
+
+
+def assert_rest_is_as_predicted(spec: RunSpec, ranks: tuple[RankTrace, ...]) -> None:
+    for measured, predicted in zip(ranks, predict(spec).ranks, strict=True):
+        assert measured.at_rest == predicted.at_rest, (spec.strategy, measured.rank)
+        assert measured.step_counter_nbytes == predicted.step_counter_nbytes
+        assert measured.allocator is not None
+        assert measured.allocator.rest_nbytes == measured.rest_nbytes + measured.step_counter_nbytes
+
+
+@pytest.mark.parametrize("model", ["tiny", "tiny-llama"])
+@pytest.mark.parametrize("precision", list(Precision))
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_at_rest_predicted_measured_and_allocated_agree(
+    rank_pool: RankPool, model: str, precision: Precision, ranks: int
+) -> None:
+    for strategy in Strategy:
+        spec = RunSpec(model=PRESETS[model], ranks=ranks, precision=precision, strategy=strategy, seq=17, steps=2)
+        assert_rest_is_as_predicted(spec, live_ranks(rank_pool, spec))
+
+
+@pytest.mark.parametrize("unit", ["model", "block:2", "layer", "numel:3e4"])
+def test_units_change_padding_and_nothing_else_at_rest(rank_pool: RankPool, unit: str) -> None:
+    for strategy in Strategy:
+        spec = RunSpec(model=PRESETS["tiny"], ranks=4, strategy=strategy, unit=UnitPolicy.parse(unit), seq=17, steps=2)
+        ranks = live_ranks(rank_pool, spec)
+        assert_rest_is_as_predicted(spec, ranks)
+        # P = 133106 parameters of 16 bytes; what is held beyond P's own share is padding.
+        share = {
+            Strategy.DDP: 16 * 133106 * 4,
+            Strategy.ZERO1: 8 * 133106 * 4 + 8 * 133106,
+            Strategy.ZERO2: 4 * 133106 * 4 + 12 * 133106,
+            Strategy.ZERO3: 16 * 133106,
+        }[strategy]
+        assert sum(rank.rest_nbytes - rank.padding_nbytes for rank in ranks) == share
+
+
+def test_one_rank_holds_the_same_under_every_strategy_and_sends_nothing(rank_pool: RankPool) -> None:
+    for strategy in Strategy:
+        spec = RunSpec(model=PRESETS["tiny"], ranks=1, strategy=strategy, seq=17)
+        (rank,) = live_ranks(rank_pool, spec)
+        assert rank.rest_nbytes == 16 * 133106
+        assert rank.sent_nbytes == 0 and not rank.collectives
+
+
+def test_the_loss_goes_down(rank_pool: RankPool) -> None:
+    for model in ("tiny", "tiny-llama"):
+        spec = RunSpec(model=PRESETS[model], ranks=2, steps=20, precision=Precision.BF16_MIXED)
+        for rank in live_ranks(rank_pool, spec):
+            assert len(rank.losses) == 20
+            assert rank.losses[-1] < rank.losses[0] - 0.5
+
+
+def unaccounted(job: RankJob, plant: Callable[[DDPUnit], None]) -> str:
+    """Meter a step after `plant` has put a fault into the second unit; what `Trace.check` says of the books."""
+    with joined_group(job) as comm:
+        executor = Executor(job.spec, comm, Meter(), torch.device("cpu"))
+        for _ in range(2):
+            executor.step()
+        rest = held_by_category(executor.held_tensors())
+        counters = [(counter, None) for counter in executor.step_counters()]
+        plant(executor.units[1])
+        with executor.meter.recording([*executor.held_tensors(), *counters]) as recording:
+            executor.step()
+        try:
+            RankTrace(rank=comm.rank, rest=rest, events=recording.events).check()
+        except TraceError as error:
+            return str(error)
+        return ""
+
+
+def with_the_gathered_unit_kept(job: RankJob) -> str:
+    def plant(unit: DDPUnit) -> None:
+        # Freed after forward, forgotten after backward.
+        calls = iter((unit.reshard, lambda: None))
+        unit.reshard = lambda: next(calls)()  # type: ignore[method-assign]
+
+    return unaccounted(job, plant)
+
+
+def with_a_copy_kept(job: RankJob) -> str:
+    def plant(unit: DDPUnit) -> None:
+        step = unit.optimizer_step
+
+        def step_and_keep() -> None:
+            step()
+            unit.kept = unit.owned.detach().clone()  # type: ignore[attr-defined]
+
+        unit.optimizer_step = step_and_keep  # type: ignore[method-assign]
+
+    return unaccounted(job, plant)
+
+
+@pytest.mark.parametrize(
+    ("fault", "category", "nbytes"),
+    [
+        # The unit of 37237 parameters, padded to 37238 for two ranks, of 4 bytes each; and one rank's half of it.
+        (with_the_gathered_unit_kept, Category.UNSHARDED_PARAM, 37238 * 4),
+        (with_a_copy_kept, Category.TEMPORARY, 37238 // 2 * 4),
+    ],
+)
+def test_a_planted_leak_is_found_with_its_bytes(
+    rank_pool: RankPool, fault: Callable[[RankJob], str], category: Category, nbytes: int
+) -> None:
+    spec = RunSpec(model=PRESETS["tiny"], ranks=2, strategy=Strategy.ZERO3, seq=17)
+    for error in rank_pool.run(fault, spec):
+        assert f"{{'{category.value}': {nbytes}}}" in error
+
+
+def test_gpt2_counts_its_parameters_and_its_bytes(rank_pool: RankPool) -> None:
+    """The real thing, in bf16-mixed on two ranks: 124,439,808 parameters (as published), at rest to the byte."""
+    for strategy in (Strategy.ZERO1, Strategy.ZERO3):
+        spec = RunSpec(
+            model=PRESETS["gpt2"], ranks=2, strategy=strategy, precision=Precision.BF16_MIXED, batch=1, seq=128, steps=2
+        )
+        assert spec.model.num_params == 124439808
+        assert_rest_is_as_predicted(spec, live_ranks(rank_pool, spec))
+
+
+def test_overlap_costs_bytes_and_they_are_seen(rank_pool: RankPool) -> None:
+    """A prefetched unit stands beside the one in use: the most ever gathered is two blocks (or root and two)."""
+
+    def most_gathered(**settings: Any) -> int:
+        spec = RunSpec(model=PRESETS["tiny"], ranks=2, strategy=Strategy.ZERO3, seq=17, **settings)
+        live = best = 0
+        for event in live_ranks(rank_pool, spec)[0].events:
+            if event.category is Category.UNSHARDED_PARAM:
+                live += event.delta_nbytes
+                best = max(best, live)
+        return best
+
+    root, block = 21396 * 4, 37238 * 4
+    assert most_gathered() == root + block
+    assert most_gathered(prefetch=1) == root + 2 * block
+    assert most_gathered(prefetch=9) == root + 3 * block

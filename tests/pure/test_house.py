@@ -1,0 +1,171 @@
+"""The house rules that no linter knows: who may import whom, what must stay in step, what a notebook may hold."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+MAX_CELL_LINES = 10
+MAX_MODULE_LINES = 400
+
+# The view half of zeroviz: pictures and widgets. Everything else in zeroviz is arithmetic.
+VIEW = {"draw", "state", "panel"}
+VIEW_PACKAGES = {"IPython", "anywidget", "ipywidgets", "matplotlib", "traitlets"}
+# The commands that start processes reach over into the live half, and only when they are called.
+MAY_IMPORT_CLUSTER = {"zeroviz/cli_run.py"}
+
+FILES_IN_NO_TREE = {"__init__.py", "py.typed"}
+
+
+def modules(package: str) -> list[Path]:
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+def imports(path: Path) -> Iterator[tuple[str, bool]]:
+    """Each absolute import of a file as its dotted name, and whether it is made when the file is imported."""
+    tree = ast.parse(path.read_text())
+    top = {id(node) for node in tree.body}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, id(node) in top) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} uses a relative import"
+            # `from zeroviz import activations` imports a module of that name.
+            yield from ((f"{node.module}.{alias.name}", id(node) in top) for alias in node.names)
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("path", modules("zeroviz"), ids=name)
+def test_zeroviz_imports_downwards_only(path: Path) -> None:
+    """No torch and no ipyparallel anywhere; beyond the standard library only the view half imports anything."""
+    room = path.relative_to(ROOT / "zeroviz").parts[0].removesuffix(".py")
+    for dotted, at_top in imports(path):
+        package, _, rest = dotted.partition(".")
+        if package == "cluster":
+            assert name(path) in MAY_IMPORT_CLUSTER or room in VIEW, dotted
+            assert not at_top, f"{dotted} must be imported where it is called"
+        elif package == "zeroviz":
+            # A command draws or opens a notebook only when asked; arithmetic never does.
+            assert rest.partition(".")[0] not in VIEW or room in VIEW or not at_top, dotted
+        elif package not in sys.stdlib_module_names:
+            assert room in VIEW, dotted
+            assert package in VIEW_PACKAGES, dotted
+
+
+@pytest.mark.parametrize("path", modules("cluster"), ids=name)
+def test_cluster_imports_no_pictures(path: Path) -> None:
+    for dotted, _ in imports(path):
+        package, _, rest = dotted.partition(".")
+        assert package not in VIEW_PACKAGES - {"traitlets"}, dotted
+        assert package != "zeroviz" or rest.partition(".")[0] not in VIEW, dotted
+
+
+@pytest.mark.parametrize("path", [*modules("zeroviz"), *modules("cluster")], ids=name)
+def test_a_module_is_small_enough_to_read_whole(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= MAX_MODULE_LINES
+
+
+def requirement(text: str) -> tuple[str, str]:
+    """`torch>=2.11` as its name and its bound."""
+    match = re.fullmatch(r"([A-Za-z0-9._-]+)\s*(.*)", text)
+    assert match
+    return match[1].lower().replace("_", "-"), match[2]
+
+
+def test_environment_yml_is_in_step_with_pyproject() -> None:
+    text = (ROOT / "environment.yml").read_text()
+    entries = dict(requirement(entry) for entry in re.findall(r"^  - ([a-z].*[^:])$", text, re.MULTILINE))
+    channels = text.partition("dependencies:")[0]
+    assert "- conda-forge" in channels
+    del entries["conda-forge"]
+    assert entries.pop("python") == PROJECT["requires-python"]
+    assert entries.pop("pip") == ""
+    entries["torch"] = entries.pop("pytorch")  # its name on conda-forge
+    assert entries == dict(map(requirement, PROJECT["dependencies"]))
+
+
+def test_constraints_pin_everything_that_is_asked_for() -> None:
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+", line) for line in lines)
+    pinned = {requirement(line)[0] for line in lines}
+    wanted = PROJECT["dependencies"] + PROJECT["optional-dependencies"]["test"]
+    assert [entry for entry in wanted if requirement(entry)[0] not in pinned] == []
+
+
+def test_there_is_an_explorer() -> None:
+    assert "explorer.ipynb" in [path.name for path in NOTEBOOKS]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
+def test_notebooks_are_thin_and_clean(path: Path) -> None:
+    """A cell is prose or at most ten lines ending in a picture: no outputs, no functions, no counters."""
+    for number, cell in enumerate(json.loads(path.read_text())["cells"]):
+        if cell["cell_type"] != "code":
+            continue
+        source = "".join(cell["source"])
+        assert cell["outputs"] == [], f"cell {number} has outputs"
+        assert cell["execution_count"] is None, f"cell {number} has been run"
+        assert len(source.splitlines()) <= MAX_CELL_LINES, f"cell {number} is too long"
+        assert not re.search(r"^\s*(async )?(def|class) ", source, re.MULTILINE), f"cell {number} defines something"
+
+
+def files() -> set[str]:
+    """Every file of the repository that deserves a line in the README."""
+    found = set()
+    for top in ROOT.iterdir():
+        if (top.name.startswith(".") and top.name != ".ci") or top.name == "build":
+            continue
+        for path in [top, *top.rglob("*")]:
+            parts = path.relative_to(ROOT).parts
+            is_made = any(part.endswith(("__pycache__", ".egg-info", ".ipynb_checkpoints")) for part in parts)
+            if path.is_file() and not is_made and path.name not in FILES_IN_NO_TREE:
+                found.add("/".join(parts))
+    return found
+
+
+def tree_of_readme() -> set[str]:
+    """The paths in the README's tree: a folder ends in `/`, what is in it is indented by two more spaces."""
+    block = (ROOT / "README.md").read_text().partition("## The tree")[2].split("```")[1]
+    folders: list[str] = []
+    paths = set()
+    for line in block.splitlines()[1:]:
+        if not line.strip():
+            continue
+        depth = (len(line) - len(line.lstrip())) // 2
+        entry = line.split()[0]
+        folders = folders[:depth]
+        if entry.endswith("/"):
+            folders.append(entry)
+        else:
+            paths.add("".join(folders) + entry)
+    return paths
+
+
+def test_the_tree_in_the_readme_lists_every_file() -> None:
+    assert (files() - tree_of_readme(), tree_of_readme() - files()) == (set(), set())
+
+
+def test_the_repository_speaks_of_the_product_alone() -> None:
+    """No path of somebody's machine, no package index, nothing left to do."""
+    foreign = re.compile(r"(?<![\w.}/~])/(home|root|Users|work|opt)/|index-url|find-links|\b(TODO|FIXME|XXX)\b")
+    found = []
+    for path in sorted(files() - {name(Path(__file__))}):
+        try:
+            text = (ROOT / path).read_text()
+        except UnicodeDecodeError:
+            continue  # a picture
+        found += [f"{path}: {match[0]}" for match in foreign.finditer(text)]
+    assert found == []

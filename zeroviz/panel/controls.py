@@ -1,0 +1,129 @@
+"""The controls: one widget a toggle, each showing the Explorer's value and asking it for another.
+
+A control never decides: it asks, and then shows what the Explorer says, which after a refusal is the old value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import ipywidgets as widgets  # type: ignore[import-untyped]
+
+from zeroviz.models import PRESETS, Family, ModelShape
+from zeroviz.spec import Precision, Strategy, UnitKind, Zero1Form
+from zeroviz.state import TOGGLES, Explorer
+
+RANKS = (*range(1, 9), 16, 32, 64)
+"""Up to 8 run on a laptop; the larger ones are for arithmetic."""
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
+SEQS = tuple(2**power for power in range(4, 18))
+
+_UNITS = (("whole model", UnitKind.MODEL), ("block", UnitKind.BLOCK), ("layer", UnitKind.LAYER))
+_DESCRIPTIONS = {
+    "strategy": ("strategy", "What is sharded: nothing, optimizer state, gradients too, parameters too"),
+    "ranks": ("ranks", "Processes in the group, each with its own bars"),
+    "precision": ("precision", "Which number format each copy of the model states has"),
+    "unit": ("unit", "Parameters that are gathered and freed together"),
+    "blocks": ("blocks a unit", "Transformer blocks in one unit; for unit block"),
+    "model": ("model", "The model; small ones run here, large ones are for prediction"),
+    "batch": ("batch", "Sequences on each rank"),
+    "seq": ("sequence", "Tokens in a sequence"),
+    "zero1_form": ("gradient by", "How ZeRO-1 brings the gradient to its owner; for ZeRO-1"),
+    "prefetch": ("prefetch", "Units gathered ahead of the one in use; for ZeRO-3"),
+    "async_reduce": ("", "Let a unit's gradient reduction overlap the next unit's backward"),
+    "zoom": (
+        "axis",
+        "Where the axis ends: at DDP's peak bars compare over strategies; at the longest bar they show more",
+    ),
+}
+
+
+class Controls:
+    """All controls, bound to an Explorer. `box` lays them out; `widget` finds one by its toggle's name."""
+
+    def __init__(self, state: Explorer) -> None:
+        self._state = state
+        self._showing = False
+        self.widget: dict[str, Any] = {
+            "strategy": _buttons((strategy.label, strategy) for strategy in Strategy),
+            "ranks": widgets.SelectionSlider(options=RANKS),
+            "precision": _buttons((recipe.value, recipe) for recipe in Precision),
+            "model": widgets.Dropdown(options=[(_model_words(model), model) for model in PRESETS.values()]),
+            "unit": _buttons(_UNITS),
+            "blocks": widgets.IntSlider(min=1, max=1),
+            "zero1_form": _buttons((form.value, form) for form in Zero1Form),
+            "prefetch": widgets.IntSlider(min=0, max=1),
+            "zoom": _buttons((("to DDP's peak", False), ("to the longest bar", True))),
+            "async_reduce": widgets.Checkbox(description="overlap reduction and compute", indent=False),
+            "batch": widgets.SelectionSlider(options=BATCHES),
+            "seq": widgets.SelectionSlider(options=SEQS),
+        }
+        rows = []
+        for name, control in self.widget.items():
+            label, tooltip = _DESCRIPTIONS[name]
+            control.tooltip = tooltip
+            control.layout.width = "auto"
+            if label:
+                control.description = label
+            control.add_class(f"zeroviz-{name.replace('_', '-')}")
+            rows.append(control)
+        self.box = widgets.Box(rows)
+        self.box.add_class("zeroviz-controls")
+        self.show()
+        for name, control in self.widget.items():
+            control.observe(self._asker(name), "value")
+        state.observe(lambda _: self.show(), [*TOGGLES, "zoom", "predicted"])
+
+    def _asker(self, name: str) -> Any:
+        def ask(change: Any) -> None:
+            with self._state.lock:
+                if self._showing:
+                    return
+                if name == "zoom":
+                    self._state.zoom = change.new
+                elif not self._state.choose(**{name: change.new}):
+                    self.show()
+
+        return ask
+
+    def show(self) -> None:
+        """Bring every control to the state: range first, so that the value is always inside it."""
+        state = self._state
+        with state.lock:
+            self._showing = True
+            try:
+                self.widget["blocks"].max = state.largest("blocks")
+                self.widget["prefetch"].max = max(state.prefetch, state.largest("prefetch"))
+                _offer(self.widget["ranks"], RANKS, state.ranks)
+                _offer(self.widget["batch"], BATCHES, state.batch)
+                _offer(self.widget["seq"], _seqs(state.model), state.seq)
+                models = {_model_words(model): model for model in (*PRESETS.values(), state.model)}
+                if len(models) != len(self.widget["model"].options):
+                    self.widget["model"].options = list(models.items())
+                for name, control in self.widget.items():
+                    control.value = getattr(state, name)
+                    control.disabled = not state.applies(name)
+            finally:
+                self._showing = False
+
+
+def _buttons(options: Iterable[tuple[str, Any]]) -> widgets.ToggleButtons:
+    return widgets.ToggleButtons(options=list(options))
+
+
+def _offer(slider: widgets.SelectionSlider, usual: Iterable[int], value: int) -> None:
+    """Offer the usual values, and the present one where it is not among them."""
+    options = tuple(sorted({*usual, value}))
+    if tuple(slider.options) != options:
+        slider.options = options
+
+
+def _seqs(model: ModelShape) -> tuple[int, ...]:
+    """Powers of two up to what the model has positions for, and that limit itself."""
+    limit = model.positions if model.family is Family.GPT2 else min(model.positions, SEQS[-1])
+    return (*(seq for seq in SEQS if seq < limit), limit)
+
+
+def _model_words(model: ModelShape) -> str:
+    return f"{model.name}, {model.num_params:,} parameters"

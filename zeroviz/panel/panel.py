@@ -1,0 +1,75 @@
+"""The page: controls, run and stop, news, picture, tables. Everything shown comes from the Explorer."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+import ipywidgets as widgets  # type: ignore[import-untyped]
+
+from zeroviz.draw import svg_text
+from zeroviz.panel.controls import Controls
+from zeroviz.panel.look import CSS
+from zeroviz.panel.tables import tables_html
+from zeroviz.state import Explorer
+
+
+class ExplorerPanel(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no types
+    """An Explorer as one widget."""
+
+    def __init__(self, state: Explorer) -> None:
+        self.state = state
+        self.controls = Controls(state)
+        self.run_button = _button("Run on cluster", "Run this very state on real processes and measure it", "run")
+        self.stop_button = _button("Stop", "Stop the run and every process of the cluster", "stop")
+        self.run_button.on_click(lambda _: state.run())
+        self.stop_button.on_click(lambda _: state.stop())
+        self.news = widgets.HTML()
+        self.picture = widgets.HTML()
+        self.picture.add_class("zeroviz-picture-card")
+        self.tables = widgets.HTML()
+        bar = widgets.HBox([self.run_button, self.stop_button, self.news])
+        bar.add_class("zeroviz-bar")
+        super().__init__([widgets.HTML(CSS), self.controls.box, bar, self.picture, self.tables])
+        self.add_class("zeroviz-explorer")
+        self._drawn: tuple[Any, ...] = ()
+        self.draw()
+        self.tell()
+        state.observe(self._changed, ["predicted", "measured", "zoom"])
+        state.observe(lambda _: self.tell(), ["run_state", "message", "notice", "error"])
+
+    def _changed(self, _: Any) -> None:
+        self.draw()
+        self.tell()
+
+    def draw(self) -> None:
+        """Draw picture and tables anew, unless what they show is still the same."""
+        state = self.state
+        with state.lock:
+            shown = (state.predicted, state.measured, state.zoom)
+            if all(now is before for now, before in zip(shown, self._drawn, strict=False)) and self._drawn:
+                return
+            self._drawn = shown
+            scene = state.scene()
+            self.picture.value = svg_text(scene)
+            self.tables.value = tables_html(scene, state.predicted, state.measured)
+
+    def tell(self) -> None:
+        """Say what the cluster does and what was refused, and enable what can be pressed."""
+        state = self.state
+        with state.lock:
+            self.run_button.disabled = state.busy
+            self.stop_button.disabled = not state.can_stop
+            hints = [] if state.error else [hint for hint in (state.notice, state.too_large, state.other_run) if hint]
+            self.news.value = (
+                f'<div class="zeroviz-news" data-state="{state.run_state.value}">'
+                f'<div class="zeroviz-progress" role="status" aria-live="polite">{escape(state.message)}</div>'
+                f'<div class="zeroviz-error" role="alert">{escape(state.error)}</div>'
+                f'<div class="zeroviz-notice">{escape(" ".join(hints))}</div></div>'
+            )
+
+
+def _button(words: str, tooltip: str, name: str) -> widgets.Button:
+    button = widgets.Button(description=words, tooltip=tooltip)
+    button.add_class(f"zeroviz-{name}")
+    return button

@@ -1,0 +1,308 @@
+"""Explorer: the toggles, the run, the traces. The state that every view observes; no widget is known here.
+
+[Note: threads] ipykernel 7 hands widget messages to a second thread, so a toggle may move on one thread while a run
+lands on another. `lock` is held while the state changes, and with it by every view that draws from a change. A live run
+is one asyncio task on the kernel's main loop; nothing that is called from a widget waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any
+
+from traitlets import Bool, HasTraits, Instance, Int, TraitError, Unicode, UseEnum, observe
+
+from zeroviz.backend import Backend, Progress, RunState
+from zeroviz.errors import RunError, SpecError, ZerovizError
+from zeroviz.models import PRESETS, Family, ModelShape
+from zeroviz.partition import plan_for
+from zeroviz.predict import predict
+from zeroviz.quantity import format_nbytes
+from zeroviz.scene import Reference, Scene, build_scene, title
+from zeroviz.spec import Precision, RunSpec, Strategy, UnitKind, UnitPolicy, Zero1Form
+from zeroviz.trace import Trace
+
+TOGGLES = (
+    "model", "strategy", "ranks", "precision", "unit", "blocks", "batch", "seq", "zero1_form", "prefetch",
+    "async_reduce",
+)  # fmt: skip
+MAX_RUNS_KEPT = 8
+STOPPED = "stopped; no engines are running"
+_BUSY = (RunState.STARTING, RunState.RUNNING)
+_log = logging.getLogger(__name__)
+
+
+class Explorer(HasTraits):
+    """One state of the explorer. Set a toggle, or several at once with `choose`; the rest follows.
+
+    blocks: transformer blocks a unit when `unit` is BLOCK, else 1. predicted and measured are traces of the toggles as
+    they stand; measured is None unless this very state was run. message: the cluster's last news. notice: what was
+    changed along with a toggle. error: one sentence; what it refused was not done. zoom: whether the picture's axis
+    ends at its own longest bar, instead of at DDP's, which leaves bars comparable over strategies and ranks.
+    """
+
+    model = Instance(ModelShape)
+    strategy = UseEnum(Strategy, default_value=Strategy.ZERO3)
+    ranks = Int(4)
+    precision = UseEnum(Precision, default_value=Precision.FP32)
+    unit = UseEnum(UnitKind, default_value=UnitKind.BLOCK)
+    blocks = Int(1)
+    batch = Int(2)
+    seq = Int(64)
+    zero1_form = UseEnum(Zero1Form, default_value=Zero1Form.REDUCE_SCATTER)
+    prefetch = Int(0)
+    async_reduce = Bool(False)
+    zoom = Bool(False)
+
+    run_state = UseEnum(RunState, default_value=RunState.IDLE)
+    message = Unicode("")
+    notice = Unicode("")
+    error = Unicode("")
+    predicted = Instance(Trace)
+    measured = Instance(Trace, allow_none=True)
+
+    def __init__(self, backend: Backend, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """`loop` is where runs live: in a notebook, `asyncio.get_running_loop()` of the cell. Without one, no runs."""
+        self.lock = threading.RLock()
+        self._backend, self._loop = backend, loop
+        self._choosing = self._stopping = self._has_engines = False
+        self._runs: dict[RunSpec, Trace] = {}
+        self._run_spec: RunSpec | None = None
+        self._last_news = ""
+        self._tasks: set[Future[None]] = set()
+        super().__init__(model=PRESETS["tiny"])
+        self.predicted = predict(_spec_of(self.toggles))
+
+    # ---- the toggles ----
+
+    @property
+    def toggles(self) -> dict[str, Any]:
+        """The toggles by name."""
+        return {name: getattr(self, name) for name in TOGGLES}
+
+    @property
+    def spec(self) -> RunSpec:
+        """The toggles as a RunSpec: always a valid one."""
+        return self.predicted.spec
+
+    def choose(self, **toggles: Any) -> bool:
+        """Set toggles together and predict, or refuse: then nothing changes and `error` says why.
+
+        Toggles that no longer apply, or no longer fit, follow, and `notice` says so.
+        """
+        with self.lock:
+            wanted = {**self.toggles, **toggles}
+            notes = _settle(wanted, given=toggles)
+            try:
+                predicted = predict(_spec_of(wanted))
+            except SpecError as error:
+                self.error, self.notice = str(error), ""
+                return False
+            with self._choose(), self.hold_trait_notifications():
+                for name, value in wanted.items():
+                    setattr(self, name, value)
+                self.predicted = predicted
+                self.measured = self._runs.get(predicted.spec)
+                self.error, self.notice = "", " ".join(notes)
+            return True
+
+    @contextmanager
+    def _choose(self) -> Iterator[None]:
+        self._choosing = True
+        try:
+            yield
+        finally:
+            self._choosing = False
+
+    @observe(*TOGGLES)
+    def _toggled(self, change: Any) -> None:
+        """A toggle set by assignment: the same as `choose`, and a refusal is raised as well."""
+        if self._choosing or not isinstance(change.old, type(change.new)):  # a trait's first value
+            return
+        if not self.choose(**{change.name: change.new}):
+            with self._choose():
+                setattr(self, change.name, change.old)
+            raise TraitError(self.error)
+
+    def applies(self, name: str) -> bool:
+        """Whether a toggle means anything as the others stand."""
+        return {
+            "blocks": self.unit is UnitKind.BLOCK,
+            "zero1_form": self.strategy is Strategy.ZERO1,
+            "prefetch": self.strategy is Strategy.ZERO3,
+        }.get(name, True)
+
+    def largest(self, name: str) -> int:
+        """The largest value of `blocks`, `prefetch` or `seq` that the model and the units leave room for."""
+        if name == "blocks":
+            return max(1, self.model.layers)
+        if name == "prefetch":
+            return max(1, len(plan_for(self.spec).units) - 1)
+        return self.model.positions
+
+    # ---- what the views show ----
+
+    def scene(self) -> Scene:
+        """The picture of this state."""
+        return build_scene(self.predicted, self.measured, reference=None if self.zoom else ddp_peak(self.spec))
+
+    @property
+    def too_large(self) -> str:
+        """A sentence when the ranks together need more than this machine's memory; else empty."""
+        need = sum(rank.peak().total for rank in self.predicted.ranks)
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if need <= total:
+            return ""
+        return (
+            f"Prediction only: the ranks together need {format_nbytes(need)} at the peak and this machine has "
+            f"{format_nbytes(total)} of memory, so its CPUs cannot run it."
+        )
+
+    @property
+    def other_run(self) -> str:
+        """A sentence when the last run was of another state than the one shown; else empty."""
+        if self._run_spec is None or self.measured is not None or self.busy or self._run_spec == self.spec:
+            return ""
+        return f"The last run was of another state ({title(self._run_spec)}); it is not in the picture."
+
+    # ---- the run ----
+
+    @property
+    def busy(self) -> bool:
+        """Whether a run is under way."""
+        return self.run_state in _BUSY
+
+    @property
+    def can_stop(self) -> bool:
+        """Whether there is a run, or engines that one left warm."""
+        return self.busy or self._has_engines
+
+    def run(self) -> None:
+        """Start a live run of this state and return at once. While one is under way a second is refused."""
+        with self.lock:
+            if self.busy:
+                self.error = "A run is under way; wait for it or press Stop."
+                return
+            spec = self._run_spec = self.spec
+            self._stopping = False
+            self.error = self.notice = ""
+            self.message = f"asking the cluster for {spec.ranks} {'engine' if spec.ranks == 1 else 'engines'}"
+            self.run_state = RunState.STARTING
+            self._spawn(self._run(spec))
+
+    def stop(self) -> None:
+        """Stop the run and the engines, and return at once."""
+        with self.lock:
+            self._stopping = True
+            self.message = "stopping"
+            self._spawn(self._stop())
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        if self._loop is None:
+            work.close()
+            self.run_state = RunState.IDLE
+            raise RunError("This explorer has no event loop to run on; make it in a notebook cell.")
+        task = asyncio.run_coroutine_threadsafe(work, self._loop)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, spec: RunSpec) -> None:
+        try:
+            trace = await self._backend.run(spec, self._progress)
+        except SpecError as error:
+            self._ended("not started", str(error))  # and engines of an earlier run still stand
+        except ZerovizError as error:
+            self._has_engines = False
+            self._ended("failed", str(error))
+        except Exception as error:
+            _log.exception("The backend failed on %s", title(spec))
+            self._ended("failed", f"The run failed inside zeroviz ({type(error).__name__}: {error}).")
+        except asyncio.CancelledError:
+            self._stopping = True
+            self._ended("", "")
+            raise
+        else:
+            with self.lock, self.hold_trait_notifications():
+                self._runs.pop(spec, None)
+                self._runs[spec] = trace
+                for oldest in list(self._runs)[:-MAX_RUNS_KEPT]:
+                    del self._runs[oldest]
+                self.measured = self._runs.get(self.spec)
+                self._has_engines = True
+                self.run_state, self.message = RunState.DONE, self._last_news
+
+    async def _stop(self) -> None:
+        """The run, if there is one, ends by itself with RunError."""
+        try:
+            await self._backend.stop()
+        except ZerovizError as error:
+            self.error = str(error)
+            return
+        with self.lock:
+            self._has_engines = False
+            if not self.busy:
+                self.run_state, self.message = RunState.STOPPED, STOPPED
+
+    def _ended(self, message: str, error: str) -> None:
+        """A run came to its end without a trace: by Stop, or by `error`."""
+        with self.lock, self.hold_trait_notifications():
+            if self._stopping:
+                self.run_state, self.message = RunState.STOPPED, STOPPED
+            else:
+                self.run_state, self.message, self.error = RunState.FAILED, message, error
+
+    def _progress(self, news: Progress) -> None:
+        with self.lock:
+            self._last_news = news.message
+            # That it is done is said when its trace is here to be seen.
+            if self.busy and news.state in _BUSY and not self._stopping:
+                self.message, self.run_state = news.message, news.state
+
+
+def ddp_peak(spec: RunSpec) -> Reference:
+    """The peak of the same step with nothing sharded. It does not depend on N, so one rank stands for all."""
+    everything = RunSpec(
+        model=spec.model, strategy=Strategy.DDP, ranks=1, precision=spec.precision, unit=spec.unit, batch=spec.batch,
+        seq=spec.seq,
+    )  # fmt: skip
+    nbytes = predict(everything).ranks[0].peak().total
+    return Reference(nbytes, f"peak of DDP {format_nbytes(nbytes)}")
+
+
+def _spec_of(toggles: dict[str, Any]) -> RunSpec:
+    fields = {name: value for name, value in toggles.items() if name not in ("unit", "blocks")}
+    return RunSpec(unit=UnitPolicy(toggles["unit"], toggles["blocks"]), **fields)
+
+
+def _settle(wanted: dict[str, Any], given: dict[str, Any]) -> list[str]:
+    """Bring toggles that were not `given` in line with those that were; what changed, in sentences.
+
+    A toggle that no longer applies goes back to its default; one that no longer fits goes to the largest that does.
+    What was given is left as it is: if it is wrong, RunSpec refuses it.
+    """
+    model: ModelShape = wanted["model"]
+    notes: list[str] = []
+
+    def follow(name: str, value: Any, why: str) -> None:
+        if wanted[name] != value and name not in given:
+            wanted[name] = value
+            if why:
+                notes.append(f"{name} is now {value}: {why}.")
+
+    if wanted["strategy"] is not Strategy.ZERO1:
+        follow("zero1_form", Zero1Form.REDUCE_SCATTER, "")
+    if wanted["strategy"] is not Strategy.ZERO3:
+        follow("prefetch", 0, f"{wanted['strategy'].label} gathers nothing ahead")
+    if wanted["unit"] is not UnitKind.BLOCK:
+        follow("blocks", 1, "")
+    elif wanted["blocks"] > model.layers:
+        follow("blocks", model.layers, f"{model.name} has {model.layers} blocks")
+    if model.family is Family.GPT2 and wanted["seq"] > model.positions:
+        follow("seq", model.positions, f"{model.name} has learned positions for {model.positions} tokens")
+    return notes

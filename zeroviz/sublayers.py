@@ -1,0 +1,209 @@
+"""The sublayers of `cluster.model` as sequences of kernels: what each forward makes, what each backward undoes."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from zeroviz import kernels
+from zeroviz.kernels import linear_backward
+from zeroviz.models import Family, SublayerKind
+from zeroviz.tape import FP32_NBYTES, Change, Place, Sizes, Tape, add_grads
+from zeroviz.trace import Category
+
+
+@lru_cache(maxsize=1024)
+def passes(sizes: Sizes, kind: SublayerKind, place: Place) -> tuple[tuple[Change, ...], tuple[Change, ...]]:
+    """One sublayer's forward and its backward. Blocks of a model are alike, so each is worked out once.
+
+    What the caller holds over the segment's border stays: `release` frees it.
+    """
+    tape, row = Tape(), sizes.rows(sizes.model.hidden)
+    x_is_saved = place.first or kernels.norm_saves_input(sizes)
+    if kind is not SublayerKind.EMBED:
+        tape.alloc("x", row, Category.ACTIVATION if x_is_saved else Category.TEMPORARY)
+    tape.take()  # the sublayer before has booked it
+
+    _FORWARD[sizes.model.family, kind](tape, sizes, place)
+    if not x_is_saved and kind is not SublayerKind.EMBED:
+        tape.free("x")
+    forward = tape.take()
+
+    # From the sublayer after: the gradient of y, and from the head that of a tied embedding. y is that one's to free.
+    if kind is not SublayerKind.HEAD:
+        tape.free("y")
+        tape.make("grad", row)
+    if kind is SublayerKind.EMBED and place.tied:
+        tape.make("tied grad", _embedding_numel(sizes) * sizes.precision.grad.itemsize)
+        if sizes.precision.grad is sizes.precision.param:
+            tape.views.add("tied grad")  # a cast gradient is a tensor of its own
+    tape.take()
+
+    _BACKWARD[sizes.model.family, kind](tape, sizes, place)
+    return forward, tape.take()
+
+
+def release(sizes: Sizes, first: SublayerKind, last: SublayerKind) -> tuple[Change, ...]:
+    """What the caller lets go when a segment's backward is over: the segment's input, and the gradient it was given."""
+    row = sizes.rows(sizes.model.hidden)
+    given = (Category.TEMPORARY, -(FP32_NBYTES if last is SublayerKind.HEAD else row))
+    return (given,) if first is SublayerKind.EMBED else ((Category.ACTIVATION, -row), given)
+
+
+def _output(tape: Tape, s: Sizes, place: Place) -> None:
+    """y, kept if it crosses the segment's border or the next norm keeps its input."""
+    keeps = place.last or kernels.norm_saves_input(s)
+    tape.alloc("y", s.rows(s.model.hidden), Category.ACTIVATION if keeps else Category.TEMPORARY)
+
+
+def _branch_output(tape: Tape, s: Sizes, place: Place) -> None:
+    """The projection that ends a branch, and y = x + that."""
+    tape.make("branch", s.rows(s.model.hidden))
+    _output(tape, s, place)
+    tape.free("branch")
+
+
+def _embedding_numel(s: Sizes) -> int:
+    return s.model.vocab * s.model.hidden
+
+
+def _embed(tape: Tape, s: Sizes, place: Place) -> None:
+    if s.model.family is Family.LLAMA:
+        _output(tape, s, place)
+        return
+    tape.make("token rows", s.rows(s.model.hidden))
+    _output(tape, s, place)
+    tape.free("token rows")
+
+
+def _embed_backward(tape: Tape, s: Sizes, place: Place) -> None:
+    learned = s.model.family is Family.GPT2
+    if learned:
+        tape.make("dpositions", s.seq * s.model.hidden * s.itemsize)  # summed over the batch
+    tape.make("dtokens", _embedding_numel(s) * s.itemsize)
+    kernels.cast_grad(tape, s, "dtokens", _embedding_numel(s))
+    if not place.last:
+        tape.free("grad")
+    if place.tied:
+        nbytes = _embedding_numel(s) * s.precision.grad.itemsize
+        add_grads(tape, s, "tied grad", "dtokens", "dtokens", nbytes)
+    tape.free("dtokens")
+    if learned:
+        # The table's gradient is zero outside the rows used.
+        tape.make("dtable", s.model.positions * s.model.hidden * s.itemsize)
+        kernels.cast_grad(tape, s, "dtable", s.model.positions * s.model.hidden)
+        tape.free("dpositions", "dtable")
+
+
+def _gpt2_attention(tape: Tape, s: Sizes, place: Place) -> None:
+    kernels.norm(tape, s)
+    tape.save("qkv", s.rows(3 * s.model.hidden))
+    kernels.attention(tape, s)
+    _branch_output(tape, s, place)
+
+
+def _gpt2_attention_backward(tape: Tape, s: Sizes, place: Place) -> None:
+    hidden, bias = s.model.hidden, s.model.attention_bias
+    linear_backward(tape, s, hidden, hidden, bias, "dmixed", ())
+    kernels.attention_backward(tape, s, ("qkv",))
+    tape.make("dqkv", s.rows(3 * hidden))
+    tape.free("dq", "dk", "dv")
+    linear_backward(tape, s, hidden, 3 * hidden, bias, "dh", ("dqkv", "h"))
+    kernels.norm_backward(tape, s, place)
+
+
+def _gpt2_mlp(tape: Tape, s: Sizes, place: Place) -> None:
+    kernels.norm(tape, s)
+    tape.save("up", s.rows(s.model.ffn))
+    tape.save("gelu", s.rows(s.model.ffn))
+    _branch_output(tape, s, place)
+
+
+def _gpt2_mlp_backward(tape: Tape, s: Sizes, place: Place) -> None:
+    hidden, ffn, bias = s.model.hidden, s.model.ffn, s.model.mlp_bias
+    linear_backward(tape, s, ffn, hidden, bias, "dgelu", ("gelu",))
+    tape.make("dup", s.rows(ffn))
+    tape.free("dgelu", "up")
+    linear_backward(tape, s, hidden, ffn, bias, "dh", ("dup", "h"))
+    kernels.norm_backward(tape, s, place)
+
+
+def _llama_attention(tape: Tape, s: Sizes, place: Place) -> None:
+    num_query, num_kv = s.model.heads * s.model.head_dim, s.model.kv_heads * s.model.head_dim
+    kernels.norm(tape, s)
+    for key, width in (("q", num_query), ("k", num_kv)):
+        tape.make(key, s.rows(width))
+        kernels.rotate(tape, s, key, width)
+    tape.save("v", s.rows(num_kv))
+    kernels.attention(tape, s)
+    _branch_output(tape, s, place)
+
+
+def _llama_attention_backward(tape: Tape, s: Sizes, place: Place) -> None:
+    """h was used three times: value, key and query add up their gradients, and the last of them lets h go."""
+    hidden, bias = s.model.hidden, s.model.attention_bias
+    num_query, num_kv = s.model.heads * s.model.head_dim, s.model.kv_heads * s.model.head_dim
+    linear_backward(tape, s, num_query, hidden, bias, "dmixed", ())
+    kernels.attention_backward(tape, s, ("q", "k", "v"))
+    linear_backward(tape, s, hidden, num_kv, bias, "dh", ("dv",))
+    kernels.rotate_backward(tape, s, "dk", num_kv)
+    linear_backward(tape, s, hidden, num_kv, bias, "dh", ("dk",))
+    kernels.rotate_backward(tape, s, "dq", num_query)
+    linear_backward(tape, s, hidden, num_query, bias, "dh", ("dq", "h"))
+    kernels.norm_backward(tape, s, place)
+
+
+def _llama_mlp(tape: Tape, s: Sizes, place: Place) -> None:
+    kernels.norm(tape, s)
+    for key in ("gate", "silu", "up", "product"):
+        tape.save(key, s.rows(s.model.ffn))
+    _branch_output(tape, s, place)
+
+
+def _llama_mlp_backward(tape: Tape, s: Sizes, place: Place) -> None:
+    hidden, ffn, bias = s.model.hidden, s.model.ffn, s.model.mlp_bias
+    linear_backward(tape, s, ffn, hidden, bias, "dproduct", ("product",))
+    tape.make("dup", s.rows(ffn))
+    tape.make("dsilu", s.rows(ffn))
+    tape.free("dproduct", "up", "silu")
+    linear_backward(tape, s, hidden, ffn, bias, "dh", ("dup",))
+    tape.make("dgate", s.rows(ffn))
+    tape.free("dsilu", "gate")
+    linear_backward(tape, s, hidden, ffn, bias, "dh", ("dgate", "h"))
+    kernels.norm_backward(tape, s, place)
+
+
+def _head(tape: Tape, s: Sizes, place: Place) -> None:
+    kernels.norm(tape, s)
+    tape.make("logits", s.rows(s.model.vocab))
+    kernels.cross_entropy(tape, s)
+
+
+def _head_backward(tape: Tape, s: Sizes, place: Place) -> None:
+    tape.make("seed", FP32_NBYTES)  # the gradient of the loss by itself: one
+    tape.free("y")
+    kernels.cross_entropy_backward(tape, s)
+    keep = "tied grad" if place.tied else ""
+    linear_backward(tape, s, s.model.hidden, s.model.vocab, False, "dh", ("dlogits", "h"), keep)
+    kernels.norm_backward(tape, s, place)
+
+
+_FORWARD = {
+    (Family.GPT2, SublayerKind.EMBED): _embed,
+    (Family.GPT2, SublayerKind.ATTENTION): _gpt2_attention,
+    (Family.GPT2, SublayerKind.MLP): _gpt2_mlp,
+    (Family.GPT2, SublayerKind.HEAD): _head,
+    (Family.LLAMA, SublayerKind.EMBED): _embed,
+    (Family.LLAMA, SublayerKind.ATTENTION): _llama_attention,
+    (Family.LLAMA, SublayerKind.MLP): _llama_mlp,
+    (Family.LLAMA, SublayerKind.HEAD): _head,
+}
+_BACKWARD = {
+    (Family.GPT2, SublayerKind.EMBED): _embed_backward,
+    (Family.GPT2, SublayerKind.ATTENTION): _gpt2_attention_backward,
+    (Family.GPT2, SublayerKind.MLP): _gpt2_mlp_backward,
+    (Family.GPT2, SublayerKind.HEAD): _head_backward,
+    (Family.LLAMA, SublayerKind.EMBED): _embed_backward,
+    (Family.LLAMA, SublayerKind.ATTENTION): _llama_attention_backward,
+    (Family.LLAMA, SublayerKind.MLP): _llama_mlp_backward,
+    (Family.LLAMA, SublayerKind.HEAD): _head_backward,
+}
