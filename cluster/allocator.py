@@ -1,18 +1,17 @@
-"""The allocator's own figures: live bytes now, and the largest live total inside a step.
+"""The allocator's own figure of live bytes.
 
 On CPU torch keeps an exact running total behind an exported flag; it counts every block of the CPU allocator on every
 thread, gloo's and OpenMP's included. The flag and the counter's place are no public interface, so `cpu_counter` proves
-itself with known allocations when it is made and says so when it cannot. On CUDA the public figures are used.
+itself with known allocations when it is made and says so when it cannot. With the flag set, the profiler's memory
+events carry the exact total as well. On CUDA the public figures are used.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
 
 import torch
 
@@ -69,50 +68,3 @@ def live_nbytes(device: torch.device) -> int | None:
         return torch.cuda.memory_allocated(device)
     counter = cpu_counter()
     return None if counter is None else counter()
-
-
-class PeakWatch:
-    """The largest live total while a `watch_peak` block ran: `nbytes`, None where it cannot be read, and `source`."""
-
-    def __init__(self) -> None:
-        self.nbytes: int | None = None
-        self.source = "not read"
-
-
-@contextmanager
-def watch_peak(device: torch.device) -> Iterator[PeakWatch]:
-    """Watch the allocator of `device` inside the block; the result is there after it."""
-    watch = PeakWatch()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        yield watch
-        torch.cuda.synchronize(device)
-        watch.nbytes = torch.cuda.max_memory_allocated(device)
-        watch.source = "torch.cuda.max_memory_allocated"
-        return
-    # With the counter's flag set, each of the profiler's memory events carries the exact live total.
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    counted = cpu_counter() is not None
-    with torch.profiler.profile(activities=activities, profile_memory=True, acc_events=True) as profile:
-        yield watch
-    if not counted:
-        watch.source = "not read: this torch build has no CPU byte counter"
-        return
-    try:
-        roots = profile.profiler.kineto_results.experimental_event_tree()  # type: ignore[union-attr]
-    except AttributeError:
-        watch.source = "not read: this torch build has no memory event tree"
-        return
-    watch.nbytes = max(_totals(roots), default=None)
-    watch.source = "torch CPU allocator, profiler memory events"
-
-
-def _totals(nodes: list[Any]) -> Iterator[int]:
-    """`total_allocated` of every memory event in the tree."""
-    stack = list(nodes)
-    while stack:
-        node = stack.pop()
-        if node.name == "[memory]":
-            yield node.extra_fields.total_allocated
-        stack.extend(node.children)

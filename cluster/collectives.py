@@ -4,18 +4,33 @@
 may write into a view of its input. Both backends allow it, and it is what keeps our own implementation free of
 separate communication buffers. gloo makes working copies all the same (a gather holds its output twice, a
 reduce-scatter clones its input, and lets go of it some time later in a thread of its own). They are the backend's:
-the calls below hide them from the meter's dispatch mode, and they appear in the allocator's figure only.
+calls and waits are marked and hidden from dispatch modes, so that a meter can tell them from our own; they appear in
+the allocator's figure only.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 import torch.distributed as dist
+from torch.profiler import record_function
 from torch.utils._python_dispatch import _disable_current_modes
 
 from cluster.dtypes import NAME_OF
 from zeroviz.collectives import CollectiveOp
 from zeroviz.trace import Collective
+
+
+BACKEND_RANGE = "zeroviz::backend"
+
+
+@contextmanager
+def _backend() -> Iterator[None]:
+    """Inside, the backend works, not we."""
+    with record_function(BACKEND_RANGE), _disable_current_modes():
+        yield
 
 
 class Handle:
@@ -27,7 +42,7 @@ class Handle:
     def wait(self) -> None:
         """Wait until the result is there. Raises RuntimeError when the group broke or its time bound passed."""
         if self._work is not None:
-            with _disable_current_modes():  # gloo copies the result out of its clone in here
+            with _backend():  # gloo copies the result out of its clone in here
                 self._work.wait()
 
 
@@ -63,7 +78,7 @@ class Collectives:
         if self._group is None:
             return Handle()
         self._record(CollectiveOp.ALL_REDUCE, full)
-        with _disable_current_modes():
+        with _backend():
             return Handle(dist.all_reduce(full, group=self._group, async_op=True))
 
     def all_gather(self, full: torch.Tensor, shard: torch.Tensor) -> Handle:
@@ -73,7 +88,7 @@ class Collectives:
                 full.copy_(shard)
             return Handle()
         self._record(CollectiveOp.ALL_GATHER, full)
-        with _disable_current_modes():
+        with _backend():
             return Handle(_all_gather(full, shard, group=self._group, async_op=True))
 
     def reduce_scatter(self, shard: torch.Tensor, full: torch.Tensor) -> Handle:
@@ -83,7 +98,7 @@ class Collectives:
                 shard.copy_(full)
             return Handle()
         self._record(CollectiveOp.REDUCE_SCATTER, full)
-        with _disable_current_modes():
+        with _backend():
             return Handle(_reduce_scatter(shard, full, group=self._group, async_op=True))
 
     def barrier(self) -> None:

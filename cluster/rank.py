@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cluster.allocator import cpu_counter, live_nbytes, watch_peak
+from cluster.allocator import cpu_counter, live_nbytes
 from cluster.collectives import Collectives
 from cluster.meter import Meter, held_by_category
 from cluster.own.step import Executor
@@ -127,11 +127,11 @@ def _train(spec: RunSpec, comm: Collectives, device: torch.device) -> RankTrace:
     counters = list(executor.step_counters())
     comm.start_record()
     comm.barrier()
-    with watch_peak(device) as peak, meter.recording([*held, *((counter, None) for counter in counters)]) as recording:
+    with meter.recording([*held, *((counter, None) for counter in counters)], device) as recording:
         step()
     allocator = None
-    if before is not None and rest_nbytes is not None and peak.nbytes is not None:
-        allocator = AllocatorReading(rest_nbytes - before, peak.nbytes - before, peak.source)
+    if before is not None and rest_nbytes is not None and recording.peak_nbytes is not None:
+        allocator = AllocatorReading(rest_nbytes - before, recording.peak_nbytes - before, recording.source)
     return RankTrace(
         rank=comm.rank,
         rest=held_by_category(executor.held_tensors()),

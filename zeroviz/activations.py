@@ -29,15 +29,13 @@ from __future__ import annotations
 
 from zeroviz.ledger import Ledger
 from zeroviz.models import SublayerKind
-from zeroviz.partition import Segment, plan_for
-from zeroviz.schedule import OpKind, Phase
+from zeroviz.partition import Segment
 from zeroviz.spec import RunSpec
 from zeroviz.sublayers import passes, release
 from zeroviz.tape import Change, Place, Sizes
-from zeroviz.trace import Event
 
 
-def forward(ledger: Ledger, spec: RunSpec, segment: Segment, *, watched: bool = True) -> None:
+def forward(ledger: Ledger, spec: RunSpec, segment: Segment, *, watched: bool = False) -> None:
     """Book the segment's forward. What it keeps is ACTIVATION, its output included; what it frees again TEMPORARY.
 
     watched: whether the step runs under a TorchDispatchMode, which changes backward, see [Note: sums] in tape.py.
@@ -48,10 +46,10 @@ def forward(ledger: Ledger, spec: RunSpec, segment: Segment, *, watched: bool = 
     changes: list[Change] = []
     for kind, place in _places(segment):
         changes += passes(sizes, kind, place)[0]
-    _book(ledger, spec, segment, OpKind.FORWARD, Phase.FORWARD, changes)
+    ledger.replay(changes)
 
 
-def backward(ledger: Ledger, spec: RunSpec, segment: Segment, *, watched: bool = True) -> None:
+def backward(ledger: Ledger, spec: RunSpec, segment: Segment, *, watched: bool = False) -> None:
     """Book the segment's backward. It frees what forward kept, and its input; gradients on their way, the one it
     leaves for the segment before included, are TEMPORARY.
     """
@@ -62,7 +60,7 @@ def backward(ledger: Ledger, spec: RunSpec, segment: Segment, *, watched: bool =
     for kind, place in reversed(_places(segment)):
         changes += passes(sizes, kind, place)[1]
     changes += release(sizes, segment.sublayers[0].kind, segment.sublayers[-1].kind)
-    _book(ledger, spec, segment, OpKind.BACKWARD, Phase.BACKWARD, changes)
+    ledger.replay(changes)
 
 
 def _places(segment: Segment) -> list[tuple[SublayerKind, Place]]:
@@ -73,8 +71,3 @@ def _places(segment: Segment) -> list[tuple[SublayerKind, Place]]:
         shape.name for shape in sublayers[last].params
     )
     return [(sublayer.kind, Place(i == 0, i == last, tied)) for i, sublayer in enumerate(sublayers)]
-
-
-def _book(ledger: Ledger, spec: RunSpec, segment: Segment, op: OpKind, phase: Phase, changes: list[Change]) -> None:
-    unit = plan_for(spec).units[segment.unit].name
-    ledger.events += [Event(phase.value, op.value, unit, category, nbytes) for category, nbytes in changes]

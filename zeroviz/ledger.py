@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 
 from zeroviz.trace import Category, Event
 
@@ -29,6 +29,11 @@ class Ledger:
         for key in keys:
             nbytes, category = self._live.pop(key)
             self.events.append(Event(*self._where, category, -nbytes))
+
+    def replay(self, changes: Iterable[tuple[Category, int]]) -> None:
+        """Book changes that were worked out elsewhere and need no keys: (category, signed bytes)."""
+        where = self._where
+        self.events += [Event(*where, category, nbytes) for category, nbytes in changes]
 
     def holds(self, key: Hashable) -> bool:
         return key in self._live

@@ -185,6 +185,7 @@ class Explorer(HasTraits):
 
     def run(self) -> None:
         """Start a live run of this state and return at once. While one is under way a second is refused."""
+        loop = self._running_loop()
         with self.lock:
             if self.busy:
                 self.error = "A run is under way; wait for it or press Stop."
@@ -194,22 +195,24 @@ class Explorer(HasTraits):
             self.error = self.notice = ""
             self.message = f"asking the cluster for {spec.ranks} {'engine' if spec.ranks == 1 else 'engines'}"
             self.run_state = RunState.STARTING
-            self._spawn(self._run(spec))
+            self._spawn(self._run(spec), loop)
 
     def stop(self) -> None:
         """Stop the run and the engines, and return at once."""
+        loop = self._running_loop()
         with self.lock:
             self._stopping = True
             self.message = "stopping"
-            self._spawn(self._stop())
+            self._spawn(self._stop(), loop)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
-            work.close()
-            self.run_state = RunState.IDLE
             raise RunError("This explorer has no event loop to run on; make it in a notebook cell.")
-        task = asyncio.run_coroutine_threadsafe(work, self._loop)
-        self._tasks.add(task)
+        return self._loop
+
+    def _spawn(self, work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) -> None:
+        task = asyncio.run_coroutine_threadsafe(work, loop)
+        self._tasks.add(task)  # or it may be collected while it waits
         task.add_done_callback(self._tasks.discard)
 
     async def _run(self, spec: RunSpec) -> None:

@@ -66,6 +66,6 @@ RC: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "zeroviz",
     "pdf.fonttype": 42,
-    "axes.unicode_minus": False,
+    "text.parse_math": False,
 }
 """matplotlib's settings while a picture is drawn: text stays text in SVG and PDF, and ids are the same each time."""

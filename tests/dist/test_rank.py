@@ -90,7 +90,7 @@ def unaccounted(job: RankJob, plant: Callable[[DDPUnit], None]) -> str:
         rest = held_by_category(executor.held_tensors())
         counters = [(counter, None) for counter in executor.step_counters()]
         plant(executor.units[1])
-        with executor.meter.recording([*executor.held_tensors(), *counters]) as recording:
+        with executor.meter.recording([*executor.held_tensors(), *counters], executor.device) as recording:
             executor.step()
         try:
             RankTrace(rank=comm.rank, rest=rest, events=recording.events).check()

@@ -34,7 +34,7 @@ _DESCRIPTIONS = {
     "async_reduce": ("", "Let a unit's gradient reduction overlap the next unit's backward"),
     "zoom": (
         "axis",
-        "Where the axis ends: at DDP's peak bars compare over strategies; at the longest bar they show more",
+        "Where the axis ends: at DDP's peak, to compare strategies, or at the longest bar, to see more",
     ),
 }
 

@@ -51,8 +51,8 @@ CSS = """<style>
 .zeroviz-summary { font-size: 16px; margin: 10px 0 0; font-weight: 600; }
 </style>"""
 
-# Faults of plain ipywidgets in JupyterLab: a slider's handle has no accessible name, and says its position instead of
-# its value; and while a control has the focus the notebook takes letters as commands (A inserts a cell, D D deletes one).
+# Faults of plain ipywidgets in JupyterLab: a slider's handle has no accessible name and says its position instead of
+# its value, and while a control has the focus the notebook takes letters as commands (A adds a cell, D D deletes one).
 ACCESS_JS = """
 (() => {
   const mend = () => document.querySelectorAll('.zeroviz-explorer').forEach((root) => {

@@ -1,0 +1,178 @@
+"""The drawing: what is in the scene is on paper, legible, told apart without colour, and the same each time."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+from zeroviz.draw import draw, save_figure, signed, svg_text
+from zeroviz.errors import ZerovizError
+from zeroviz.models import PRESETS
+from zeroviz.predict import predict
+from zeroviz.scene import Reference, Scene, build_scene
+from zeroviz.spec import Precision, RunSpec, Strategy, UnitPolicy
+from zeroviz.style import FONT_POINTS, PAINT, PAPER
+from zeroviz.trace import Category, Origin
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def scene_of(*, ran: bool = False, **fields: object) -> Scene:
+    trace = predict(RunSpec(**{"model": PRESETS["tiny"], "ranks": 4, **fields}))  # type: ignore[arg-type]
+    return build_scene(trace, replace(trace, origin=Origin.LIVE) if ran else None)
+
+
+SCENES = {
+    "one rank": scene_of(ranks=1, strategy=Strategy.DDP),
+    "four": scene_of(),
+    "eight measured": scene_of(ran=True, ranks=8, precision=Precision.BF16_MIXED),
+    "sixteen measured": scene_of(ran=True, ranks=16, strategy=Strategy.ZERO2),
+    "sixty-four": scene_of(ranks=64, precision=Precision.BF16_FP32GRAD),
+    "large": scene_of(model=PRESETS["llama3-70b"], ranks=16, unit=UnitPolicy.parse("layer"), strategy=Strategy.ZERO1),
+    "few units": scene_of(model=PRESETS["llama3-70b"], ranks=64, unit=UnitPolicy.parse("numel:2e9")),
+}
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_svg_holds_every_mark_and_word(name: str) -> None:
+    scene = SCENES[name]
+    text = svg_text(scene)
+    root = ElementTree.fromstring(text)
+    assert root.tag == f"{SVG}svg" and root.get("width") == "100%" and root.get("viewBox")
+    marks = {group.get("data-mark"): group for group in root.iter(f"{SVG}g") if group.get("data-mark")}
+    assert set(marks) == {mark.id for mark in (*scene.rows, *scene.segments, *scene.paddings)}
+    for segment in scene.segments:
+        assert marks[segment.id].get("data-nbytes") == str(segment.nbytes)
+        tooltip = marks[segment.id].find(f"{SVG}title")
+        assert tooltip is not None and f"{segment.nbytes:,} B" in (tooltip.text or "")
+    words = " ".join("".join(element.itertext()) for element in root.iter(f"{SVG}text"))
+    for line in (scene.title, scene.recipe, *(row.source_label for row in scene.rows), scene.axis_label):
+        assert line in words
+    # Long lines are wrapped, so their words are looked for one by one.
+    assert set(" ".join((*scene.subtitle, *scene.notes)).split()) <= set(words.split())
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_no_word_leaves_the_paper_or_covers_another(name: str) -> None:
+    figure = draw(SCENES[name])
+    FigureCanvasAgg(figure).draw()
+    boxes = [(text.get_text(), text.get_window_extent()) for text in figure.axes[0].texts]
+    paper = figure.bbox
+    for words, box in boxes:
+        assert box.x0 >= 0 and box.x1 <= paper.x1 + 1 and box.y0 >= 0 and box.y1 <= paper.y1, words
+    for (words, box), (others, other) in combinations(boxes, 2):
+        overlap = min(box.x1, other.x1) - max(box.x0, other.x0), min(box.y1, other.y1) - max(box.y0, other.y0)
+        # Boxes reach above capitals and below descenders, where lines may touch.
+        assert min(overlap) <= 3.5, (words, others)
+
+
+def test_all_text_is_legible_from_afar() -> None:
+    sizes = {float(size) for size in re.findall(r"font(?:-size)?: (?:[a-z0-9]+ )*([\d.]+)px", svg_text(SCENES["eight measured"]))}
+    assert sizes and min(sizes) >= FONT_POINTS >= 14
+
+
+def test_what_lives_only_within_the_step_is_hatched_and_what_is_held_is_not() -> None:
+    scene = SCENES["eight measured"]
+    root = ElementTree.fromstring(svg_text(scene))
+    fills = {
+        group.get("data-mark"): path.get("style", "")
+        for group in root.iter(f"{SVG}g") if group.get("data-mark")
+        for path in group.iter(f"{SVG}path")
+    }  # fmt: skip
+    for segment in scene.segments:
+        assert ("url(#" in fills[segment.id]) == ("-peak-" in segment.id), segment.id
+    for padding in scene.paddings:
+        assert "url(#" in fills[padding.id]
+
+
+def test_figures_are_never_in_two_pictures_ids() -> None:
+    """Two pictures of one scene may stand in one page, so marks carry no id."""
+    assert not re.search(r'<g id="', svg_text(SCENES["four"]))
+
+
+def test_the_same_scene_gives_the_same_bytes(tmp_path: Path) -> None:
+    for suffix in (".svg", ".png", ".pdf"):
+        paths = [tmp_path / f"{number}{suffix}" for number in (1, 2)]
+        for path in paths:
+            save_figure(SCENES["four"], path)
+        first, second = (path.read_bytes() for path in paths)
+        assert first == second and len(first) > 5000
+    assert svg_text(SCENES["four"]) == svg_text(SCENES["four"])
+    svg, pdf = (tmp_path / "1.svg").read_text(), (tmp_path / "1.pdf").read_bytes()
+    assert "<text" in svg and SCENES["four"].title in svg
+    assert b"/Subtype /Type0" in pdf or b"CIDFontType2" in pdf  # Type 42: text that can be searched and copied
+
+
+def test_an_unknown_format_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ZerovizError, match=r"\.svg, \.png or \.pdf"):
+        save_figure(SCENES["four"], tmp_path / "picture.bmp")
+
+
+def test_a_reference_is_drawn_with_its_name() -> None:
+    trace = predict(RunSpec(model=PRESETS["tiny"], ranks=4))
+    assert "peak of DDP" in svg_text(build_scene(trace, reference=Reference(10**7, "peak of DDP 10 MB")))
+
+
+def test_names_in_a_picture_are_text_and_never_markup() -> None:
+    model = replace(PRESETS["tiny"], name="<script>alert(1)</script> & 'friends' \"of\" $x$")
+    text = svg_text(build_scene(predict(RunSpec(model=model, ranks=2))))
+    assert "<script" not in text
+    words = " ".join("".join(element.itertext()) for element in ElementTree.fromstring(text).iter(f"{SVG}text"))
+    assert model.name in words
+
+
+@pytest.mark.parametrize(("difference", "words"), [(0, "0 B"), (16, "+16 B"), (-40, "-40 B"), (12_345, "+12.34 kB")])
+def test_signed_says_zero_plainly(difference: int, words: str) -> None:
+    assert signed(difference) == words
+
+
+# Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB.
+DEFICIENCIES = {
+    "none": np.eye(3),
+    "protan": np.array([[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]),
+    "deutan": np.array([[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]),
+    "tritan": np.array([[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]]),
+}  # fmt: skip
+
+
+def lab(color: str, deficiency: np.ndarray) -> np.ndarray:
+    """CIE L*a*b* of a colour as someone with the deficiency sees it."""
+    rgb = np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+    xyz = to_xyz @ np.clip(deficiency @ linear, 0, 1) / np.array([0.9505, 1.0, 1.089])
+    f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+@pytest.mark.parametrize("name", DEFICIENCIES)
+def test_categories_are_told_apart_by_colour_or_by_hatch(name: str) -> None:
+    for one, other in combinations(Category, 2):
+        distance = np.linalg.norm(lab(PAINT[one].color, DEFICIENCIES[name]) - lab(PAINT[other].color, DEFICIENCIES[name]))
+        assert distance > 14 or PAINT[one].hatch != PAINT[other].hatch, (one, other, distance)
+    assert all(np.linalg.norm(lab(paint.color, np.eye(3)) - lab(PAPER, np.eye(3))) > 12 for paint in PAINT.values())
+
+
+def test_nothing_imports_pyplot() -> None:
+    code = """
+import sys
+import zeroviz.panel
+from zeroviz.draw import svg_text
+from zeroviz.models import PRESETS
+from zeroviz.predict import predict
+from zeroviz.scene import build_scene
+from zeroviz.spec import RunSpec
+
+svg_text(build_scene(predict(RunSpec(model=PRESETS["tiny"]))))
+sys.exit(any(name in sys.modules for name in ("matplotlib.pyplot", "torch", "ipyparallel")))
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0

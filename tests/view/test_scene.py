@@ -1,0 +1,175 @@
+"""The scene: the picture as data, checked against the trace it was made of."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from zeroviz.compare import Moment
+from zeroviz.errors import TraceError
+from zeroviz.models import PRESETS, bare
+from zeroviz.predict import predict
+from zeroviz.scene import Reference, Segment, build_scene
+from zeroviz.spec import Precision, RunSpec, Strategy, UnitPolicy
+from zeroviz.trace import Category, Event, Origin, Trace
+
+GRID = [
+    RunSpec(model=PRESETS["tiny"], strategy=strategy, ranks=ranks, precision=precision, unit=UnitPolicy.parse(unit))
+    for strategy, ranks, precision, unit in product(
+        Strategy, (1, 2, 3, 4, 8), Precision, ("model", "block", "block:2", "layer")
+    )
+]
+
+
+def live(trace: Trace) -> Trace:
+    return replace(trace, origin=Origin.LIVE)
+
+
+@pytest.mark.parametrize("spec", GRID, ids=str)
+def test_bars_are_the_trace(spec: RunSpec) -> None:
+    trace = predict(spec)
+    scene = build_scene(trace)
+    assert [row.ranks for row in scene.rows] == [(rank,) for rank in range(spec.ranks)]
+    by_row: dict[int, list[Segment]] = defaultdict(list)
+    for segment in scene.segments:
+        by_row[segment.row].append(segment)
+    for rank, row in zip(trace.ranks, scene.rows, strict=True):
+        segments = by_row[row.index]
+        rest = {s.category: s.nbytes for s in segments if s.moment is Moment.REST}
+        added = {s.category: s.nbytes for s in segments if s.moment is Moment.PEAK}
+        peak = rank.peak()
+        assert rest == rank.at_rest
+        assert {c: rest.get(c, 0) + added.get(c, 0) for c in {*rest, *added}} == peak.by_category
+        assert (row.rest_nbytes, row.peak_nbytes) == (rank.rest_nbytes, peak.total)
+        # One unbroken bar: each segment starts where the one before it ends.
+        position = 0
+        for segment in segments:
+            assert segment.start == position
+            position += segment.nbytes
+        assert position == peak.total <= scene.axis_max
+    padding = {p.row: p.nbytes for p in scene.paddings}
+    assert padding == {rank.rank: rank.padding_nbytes for rank in trace.ranks if rank.padding_nbytes}
+
+
+@pytest.mark.parametrize("spec", GRID[::7], ids=str)
+def test_ids_are_unique_and_say_what_they_mark(spec: RunSpec) -> None:
+    trace = predict(spec)
+    scene = build_scene(trace, live(trace))
+    ids = [mark.id for mark in (*scene.rows, *scene.segments, *scene.paddings)]
+    assert len(set(ids)) == len(ids)
+    for segment in scene.segments:
+        source = "predicted" if segment.origin is Origin.PREDICTED else "measured"
+        assert segment.id.startswith(f"rank{segment.ranks[0]}-{source}-")
+        assert segment.id.endswith(segment.category.value)
+
+
+def test_measured_stands_under_predicted_and_says_how_far_off_it_is() -> None:
+    predicted = predict(RunSpec(model=PRESETS["tiny"], ranks=2))
+    first = predicted.ranks[0]
+    heavier = replace(first, rest={**first.rest, Category.BUCKET: 1000})
+    scene = build_scene(predicted, live(replace(predicted, ranks=(heavier, predicted.ranks[1]))))
+    assert [(row.source_label, row.ranks) for row in scene.rows] == [
+        ("predicted", (0,)),
+        ("measured", (0,)),
+        ("predicted", (1,)),
+        ("measured", (1,)),
+    ]
+    assert [(row.rest_difference, row.peak_difference) for row in scene.rows] == [
+        (None, None), (1000, 1000), (None, None), (0, 0),
+    ]  # fmt: skip
+    assert scene.subtitle[-1].startswith("Measured: ")
+
+
+def test_words_name_ranks_recipe_units_and_the_peaks_place() -> None:
+    spec = RunSpec(model=PRESETS["tiny"], ranks=4, precision=Precision.BF16_FP32GRAD, unit=UnitPolicy.parse("layer"))
+    trace = predict(spec)
+    scene = build_scene(trace)
+    peak = trace.ranks[0].peak()
+    assert scene.title == "ZeRO-3 on 4 ranks, bf16-fp32grad"
+    assert scene.recipe == "2 + 4 + 4 + 8 = 18 bytes a parameter"
+    assert f"{spec.model.num_params:,} parameters" in scene.subtitle[0] and "(layer)" in scene.subtitle[0]
+    assert peak.phase in scene.subtitle[1] and peak.unit in scene.subtitle[1]
+    assert scene.title in scene.sentence
+    assert "1 rank," in build_scene(predict(replace(spec, ranks=1))).title
+
+
+@pytest.mark.parametrize("ranks", [16, 17, 64])
+def test_many_ranks_fold_into_rows_of_equal_ones(ranks: int) -> None:
+    trace = predict(RunSpec(model=PRESETS["tiny"], ranks=ranks))
+    scene = build_scene(trace)
+    covered = [rank for row in scene.rows for rank in row.ranks]
+    assert covered == list(range(ranks))
+    if ranks <= 16:
+        assert len(scene.rows) == ranks
+        return
+    assert len(scene.rows) < 16
+    assert any(f"{ranks} ranks in {len(scene.rows)} rows" in note for note in scene.notes)
+    for row in scene.rows:
+        figures = {(trace.ranks[r].rest_nbytes, trace.ranks[r].padding_nbytes) for r in row.ranks}
+        assert len(figures) == 1
+
+
+def test_a_rank_that_differs_only_when_measured_is_not_folded_away() -> None:
+    trace = predict(RunSpec(model=PRESETS["tiny"], ranks=20))
+    odd = replace(trace.ranks[5], rest={**trace.ranks[5].rest, Category.BUCKET: 3})
+    scene = build_scene(trace, live(replace(trace, ranks=(*trace.ranks[:5], odd, *trace.ranks[6:]))))
+    assert (5,) in [row.ranks for row in scene.rows]
+
+
+def test_what_is_freed_before_the_peak_does_not_lengthen_the_bar() -> None:
+    trace = predict(RunSpec(model=PRESETS["tiny"], strategy=Strategy.DDP, ranks=1))
+    held = trace.ranks[0].rest[Category.UNSHARDED_GRAD]
+    events = (
+        Event("forward", "zero grad", "model", Category.UNSHARDED_GRAD, -held),
+        Event("forward", "forward", "model", Category.ACTIVATION, 3 * held),
+        Event("backward", "backward", "model", Category.ACTIVATION, -3 * held),
+        Event("backward", "backward", "model", Category.UNSHARDED_GRAD, held),
+    )
+    scene = build_scene(replace(trace, ranks=(replace(trace.ranks[0], events=events),)))
+    last = scene.segments[-1]
+    assert last.start + last.nbytes == scene.rows[0].peak_nbytes == trace.ranks[0].rest_nbytes + 2 * held
+
+
+@pytest.mark.parametrize("model", ["tiny", "gpt2-xl", "llama3-70b"])
+@pytest.mark.parametrize("ranks", [1, 8, 64])
+def test_the_axis_is_in_one_named_decimal_unit_with_few_round_ticks(model: str, ranks: int) -> None:
+    scene = build_scene(predict(RunSpec(model=PRESETS[model], ranks=ranks)))
+    assert scene.axis_max == max(row.peak_nbytes for row in scene.rows)
+    assert 3 <= len(scene.ticks) <= 8
+    assert scene.ticks[0].nbytes == 0 and scene.ticks[-1].nbytes <= scene.axis_max
+    unit = scene.axis_label.split()[0]
+    scale = {"kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}[unit]
+    assert f"{scale:,} bytes" in scene.axis_label
+    assert all(float(tick.label) * scale == tick.nbytes for tick in scene.ticks)
+
+
+def test_a_reference_stretches_the_axis_and_never_cuts_a_bar() -> None:
+    trace = predict(RunSpec(model=PRESETS["tiny"], ranks=2))
+    peak = trace.ranks[0].peak().total
+    assert build_scene(trace, reference=Reference(2 * peak, "twice")).axis_max == 2 * peak
+    assert build_scene(trace, reference=Reference(1, "little")).axis_max == peak
+
+
+def test_legend_lists_what_is_drawn_and_nothing_else() -> None:
+    scene = build_scene(predict(RunSpec(model=PRESETS["tiny"], ranks=4)))
+    assert {entry.category for entry in scene.legend if entry.category} == {s.category for s in scene.segments}
+    held = {s.category for s in scene.segments if s.moment is Moment.REST}
+    assert {entry.category for entry in scene.legend if entry.held and entry.category} == held
+    assert scene.legend[-1].category is None  # padding: tiny is uneven on purpose
+    whole = build_scene(predict(RunSpec(model=PRESETS["tiny"], strategy=Strategy.DDP, ranks=4)))
+    assert all(entry.category for entry in whole.legend)
+
+
+def test_a_bare_count_says_that_it_knows_no_activations() -> None:
+    scene = build_scene(predict(RunSpec(model=bare(10**9), unit=UnitPolicy.parse("model"), ranks=2)))
+    assert any("activations" in note for note in scene.notes)
+    assert "tokens" not in scene.subtitle[0]
+
+
+def test_two_specs_cannot_share_a_picture() -> None:
+    spec = RunSpec(model=PRESETS["tiny"], ranks=2)
+    with pytest.raises(TraceError, match="another spec"):
+        build_scene(predict(spec), live(predict(replace(spec, batch=1))))
