@@ -45,7 +45,7 @@ def describe(target: str) -> EngineFacts:
     importlib.import_module(target.partition(":")[0])
     import torch
 
-    importlib.import_module("torch._dynamo")  # torch.optim imports it in its first step, a second of work
+    importlib.import_module("torch._dynamo")  # any torch optimizer imports it when made, a second of work
     return EngineFacts(
         pid=os.getpid(),
         torch=str(torch.__version__),  # it is a str of torch's own, which would make the owner import torch

@@ -55,13 +55,15 @@ def run_rank(job: RankJob) -> dict[str, Any]:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     with joined_group(job) as comm:
-        result = rank_to_dict(_train(job.spec, comm, device))
+        trace, method = _train(job.spec, comm, device)
+        result = rank_to_dict(trace)
     result["environment"] = {
         "torch": torch.__version__,
         "python": platform.python_version(),
         "backend": job.backend if job.spec.ranks > 1 else "none",
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "intra_op_threads": torch.get_num_threads(),
+        "meter": method,
     }
     return result
 
@@ -102,7 +104,8 @@ def joined_group(job: RankJob) -> Iterator[Collectives]:
         dist.destroy_process_group()
 
 
-def _train(spec: RunSpec, comm: Collectives, device: torch.device) -> RankTrace:
+def _train(spec: RunSpec, comm: Collectives, device: torch.device) -> tuple[RankTrace, str]:
+    """The rank's trace, and how the metered step was read."""
     # One thread a rank: ranks share the cores, and a kernel's scratch grows with its threads.
     torch.set_num_threads(1)
     gc.collect()
@@ -132,7 +135,7 @@ def _train(spec: RunSpec, comm: Collectives, device: torch.device) -> RankTrace:
     allocator = None
     if before is not None and rest_nbytes is not None and recording.peak_nbytes is not None:
         allocator = AllocatorReading(rest_nbytes - before, recording.peak_nbytes - before, recording.source)
-    return RankTrace(
+    trace = RankTrace(
         rank=comm.rank,
         rest=held_by_category(executor.held_tensors()),
         events=recording.events,
@@ -143,3 +146,4 @@ def _train(spec: RunSpec, comm: Collectives, device: torch.device) -> RankTrace:
         losses=tuple(losses),
         step_time_ns=tuple(step_time_ns),
     )
+    return trace, recording.method
