@@ -5,8 +5,9 @@ the step. On CUDA, and where this torch build lacks those events, live storages 
 watching itself makes autograd add gradients out of place, and the recording says so.
 
 [Note: what is counted] Every block that leaves the operator it was made in, once, whatever aliases it. A block that is
-born and freed inside one operator is the kernel's scratch; one made inside a collective is the backend's working copy.
-Neither is in the categories; both are in the allocator's peak, which is reported beside.
+born and freed inside one operator is the kernel's scratch, the 8 bytes of a Python number it was given included; one
+made inside a collective is the backend's working copy. Neither is in the categories; both are in the allocator's peak,
+which is reported beside.
 """
 
 from __future__ import annotations

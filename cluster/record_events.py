@@ -36,6 +36,9 @@ _COMPOSITE = frozenset(
     }
 )
 
+# A Python number handed to an operator (`grad / N`) becomes a tensor of 8 bytes before the operator begins.
+_NUMBER_NBYTES = 8
+
 
 @dataclass(frozen=True, slots=True)
 class _Place:
@@ -140,7 +143,9 @@ def _rule(entries: list[_Entry], tags: list[tuple[int, int, Category]]) -> None:
         if birth.category is None:
             if place.in_backend:
                 birth.dropped = True  # its free may come from the backend's thread, without an event
-            elif death is not None and place.operator and place.operator == death.place.operator:
+            elif death is not None and place.operator == death.place.operator and (
+                place.operator or birth.nbytes == _NUMBER_NBYTES
+            ):
                 birth.dropped = True
             elif place.where[1] == OpKind.FORWARD.value and (death is None or death.place.op != place.op):
                 birth.category = Category.ACTIVATION  # what forward leaves behind is there for backward

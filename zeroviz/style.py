@@ -13,7 +13,7 @@ from typing import Any
 from zeroviz.trace import Category
 
 ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
-BLUE, VERMILLION, PURPLE, GREY, PALE = "#0072B2", "#D55E00", "#CC79A7", "#999999", "#DDDDDD"
+BLUE, VERMILLION, PURPLE, GREY, PALE = "#0072B2", "#D55E00", "#CC79A7", "#999999", "#CCCCCC"
 
 INK = "#1a1a1a"
 """Text, separators, outlines."""

@@ -46,17 +46,11 @@ def assert_peak_is_as_predicted(spec: RunSpec, ranks: tuple[RankTrace, ...]) -> 
         assert measured.allocator.peak_nbytes >= measured.peak().total + measured.step_counter_nbytes
 
 
-SCALAR_NBYTES = 8
-"""A Python number in an operator (`grad / N`) becomes a tensor of 8 bytes for a moment; no prediction counts it."""
-
-
 def maxima(rank: RankTrace) -> list[tuple[str, str, str, int, int]]:
     """(phase, op, unit, largest total inside, total at the end) of each op of the step that changes anything."""
     result: list[tuple[str, str, str, int, int]] = []
     total = rank.rest_nbytes
     for event in rank.events:
-        if abs(event.delta_nbytes) <= SCALAR_NBYTES:
-            continue
         where, before = (event.phase, event.op, event.unit), total
         total += event.delta_nbytes
         if result and result[-1][:3] == where:

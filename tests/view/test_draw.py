@@ -76,7 +76,10 @@ def test_no_word_leaves_the_paper_or_covers_another(name: str) -> None:
 
 
 def test_all_text_is_legible_from_afar() -> None:
-    sizes = {float(size) for size in re.findall(r"font(?:-size)?: (?:[a-z0-9]+ )*([\d.]+)px", svg_text(SCENES["eight measured"]))}
+    sizes = {
+        float(size)
+        for size in re.findall(r"font(?:-size)?: (?:[a-z0-9]+ )*([\d.]+)px", svg_text(SCENES["eight measured"]))
+    }
     assert sizes and min(sizes) >= FONT_POINTS >= 14
 
 
@@ -157,7 +160,9 @@ def lab(color: str, deficiency: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("name", DEFICIENCIES)
 def test_categories_are_told_apart_by_colour_or_by_hatch(name: str) -> None:
     for one, other in combinations(Category, 2):
-        distance = np.linalg.norm(lab(PAINT[one].color, DEFICIENCIES[name]) - lab(PAINT[other].color, DEFICIENCIES[name]))
+        distance = np.linalg.norm(
+            lab(PAINT[one].color, DEFICIENCIES[name]) - lab(PAINT[other].color, DEFICIENCIES[name])
+        )
         assert distance > 14 or PAINT[one].hatch != PAINT[other].hatch, (one, other, distance)
     assert all(np.linalg.norm(lab(paint.color, np.eye(3)) - lab(PAPER, np.eye(3))) > 12 for paint in PAINT.values())
 

@@ -1,0 +1,215 @@
+"""The explorer as a person uses it: JupyterLab in Chromium, real engines, and the numbers on the page."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser
+
+from tests.browser.lab import ROOT, ExplorerPage, Lab
+from zeroviz.models import PRESETS
+from zeroviz.predict import predict
+from zeroviz.spec import Precision, RunSpec, Strategy, UnitPolicy
+from zeroviz.trace import Category, Trace
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+
+NOTEBOOK = ROOT / "notebooks" / "explorer.ipynb"
+WAIT_S = 15.0
+COLD_RUN_S, WARM_RUN_S = 120.0, 60.0
+
+
+def wait_until(explorer: ExplorerPage, holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < deadline, f"the page still shows: {explorer.title()}"
+        explorer.page.wait_for_timeout(50)
+
+
+def assert_shows(explorer: ExplorerPage, trace: Trace) -> None:
+    """Wait for the trace's title, then compare every rank's figures with the page's."""
+    spec = trace.spec
+    ranks = "1 rank" if spec.ranks == 1 else f"{spec.ranks} ranks"
+    title = f"{spec.strategy.label} on {ranks}, {spec.precision.value}"
+    wait_until(explorer, lambda: explorer.title().startswith(title))
+    wait_until(explorer, lambda: explorer.number(0, "peak") == trace.ranks[0].peak().total)
+    for rank in trace.ranks:
+        assert explorer.number(rank.rank, "at rest") == rank.rest_nbytes
+        assert explorer.number(rank.rank, "peak") == rank.peak().total
+        for category, nbytes in rank.peak().by_category.items():
+            assert explorer.number(rank.rank, "peak", category.value) == nbytes
+    bars = explorer.root.locator('svg.zeroviz-picture g[data-category="outline"][data-origin="predicted"]')
+    assert [int(bar.get_attribute("data-nbytes") or "") for bar in bars.all()] == [r.peak().total for r in trace.ranks]
+
+
+def start_state(explorer: ExplorerPage, ranks: int = 2) -> None:
+    """tiny, ZeRO-3, fp32, unit block, 2 ranks or so: set as a person would."""
+    explorer.control("model").locator("select").select_option(index=0)
+    explorer.press("strategy", "ZeRO-3")
+    explorer.press("precision", "fp32")
+    explorer.press("unit", "block")
+    explorer.slide("ranks", "Home")
+    explorer.slide("ranks", "ArrowRight", ranks - 1)
+    assert_shows(explorer, predict(RunSpec(model=PRESETS["tiny"], ranks=ranks)))
+
+
+def test_it_opens_on_a_prediction(explorer: ExplorerPage) -> None:
+    assert_shows(explorer, predict(RunSpec(model=PRESETS["tiny"], ranks=4)))
+
+
+def test_keys_move_the_ranks(explorer: ExplorerPage) -> None:
+    start_state(explorer, ranks=4)
+    explorer.slide("ranks", "ArrowRight", 3)
+    assert_shows(explorer, predict(RunSpec(model=PRESETS["tiny"], ranks=7)))
+    explorer.slide("ranks", "Home")
+    assert_shows(explorer, predict(RunSpec(model=PRESETS["tiny"], ranks=1)))
+
+
+@pytest.mark.parametrize("strategy", Strategy)
+def test_each_strategy_shows_its_prediction(explorer: ExplorerPage, strategy: Strategy) -> None:
+    start_state(explorer)
+    explorer.press("strategy", strategy.label)
+    assert_shows(explorer, predict(RunSpec(model=PRESETS["tiny"], strategy=strategy, ranks=2)))
+    enabled = {name for name in ("zero1-form", "prefetch") if not is_disabled(explorer, name)}
+    assert enabled == {Strategy.ZERO1: {"zero1-form"}, Strategy.ZERO3: {"prefetch"}}.get(strategy, set())
+
+
+def is_disabled(explorer: ExplorerPage, name: str) -> bool:
+    control = explorer.control(name)
+    if control.locator(".noUi-handle").count():
+        return control.locator("[disabled]").count() > 0
+    return control.get_by_role("button").first.is_disabled()
+
+
+def test_precision_unit_and_a_large_model(explorer: ExplorerPage) -> None:
+    start_state(explorer)
+    explorer.press("precision", "bf16-fp32grad")
+    explorer.press("unit", "layer")
+    spec = RunSpec(
+        model=PRESETS["tiny"], ranks=2, precision=Precision.BF16_FP32GRAD, unit=UnitPolicy.parse("layer")
+    )  # fmt: skip
+    assert_shows(explorer, predict(spec))
+    explorer.press("unit", "block")
+    explorer.slide("blocks", "ArrowRight")
+    assert_shows(
+        explorer,
+        predict(
+            RunSpec(model=PRESETS["tiny"], ranks=2, precision=Precision.BF16_FP32GRAD, unit=UnitPolicy.parse("block:2"))
+        ),
+    )
+    large = explorer.control("model").locator("option", has_text="llama3-70b").inner_text()
+    explorer.control("model").locator("select").select_option(label=large)
+    wait_until(explorer, lambda: "llama3-70b" in explorer.title())
+    assert "Prediction only" in explorer.root.locator(".zeroviz-notice").inner_text()
+
+
+def test_letters_typed_on_a_control_do_not_edit_the_notebook(explorer: ExplorerPage) -> None:
+    cells = explorer.page.locator(".jp-Cell")
+    before = cells.count()
+    explorer.control("ranks").locator(".noUi-handle").focus()
+    for key in "addx":
+        explorer.page.keyboard.press(key)
+    explorer.page.wait_for_timeout(500)
+    assert cells.count() == before
+
+
+def test_sliders_have_a_name_and_say_their_value(explorer: ExplorerPage) -> None:
+    start_state(explorer, ranks=3)
+    handle = explorer.control("ranks").locator(".noUi-handle")
+    wait_until(explorer, lambda: handle.get_attribute("aria-valuetext") == "3")
+    assert handle.get_attribute("aria-label") == "ranks"
+
+
+def test_a_run_is_measured_beside_its_prediction(explorer: ExplorerPage) -> None:
+    start_state(explorer)
+    news: list[str] = []
+    explorer.control("run").click()
+    deadline = time.monotonic() + COLD_RUN_S
+    while explorer.run_state() not in ("done", "failed"):
+        if explorer.news() not in news:
+            news.append(explorer.news())
+        assert time.monotonic() < deadline, news
+        explorer.page.wait_for_timeout(20)
+    assert explorer.run_state() == "done", explorer.root.locator(".zeroviz-error").inner_text()
+    assert any("2 engines" in line for line in news), news
+    assert explorer.news().startswith("done in ")
+    predicted = predict(RunSpec(model=PRESETS["tiny"], ranks=2))
+    wait_until(explorer, lambda: explorer.root.locator("svg g[data-origin=live]").count() > 0)
+    for rank in predicted.ranks:
+        for category, nbytes in rank.at_rest.items():
+            assert explorer.number(rank.rank, "at rest", category.value, "measured") == nbytes
+        assert explorer.number(rank.rank, "at rest", source="difference") == 0
+        measured = explorer.number(rank.rank, "peak", source="measured")
+        assert measured > rank.rest_nbytes
+        assert measured == sum(
+            explorer.number(rank.rank, "peak", category.value, "measured")
+            for category in Category
+            if explorer.root.locator(f'.zeroviz-memory td[data-category="{category.value}"]').count()
+        )
+    assert explorer.root.locator(".zeroviz-losses td").count() > 0
+    sent = explorer.root.locator('.zeroviz-wire td[data-source="difference"]').all_inner_texts()
+    assert sent and {text.split()[0] for text in sent} == {"0"}
+
+
+def test_a_second_run_is_warm_and_another_state_drops_the_measured_bars(explorer: ExplorerPage) -> None:
+    start_state(explorer)
+    explorer.control("run").click()
+    explorer.wait_run("done", timeout_s=COLD_RUN_S)
+    explorer.press("strategy", "DDP")
+    wait_until(explorer, lambda: explorer.root.locator("svg g[data-origin=live]").count() == 0)
+    assert "another state" in explorer.root.locator(".zeroviz-notice").inner_text()
+    started = time.monotonic()
+    explorer.control("run").click()
+    explorer.page.wait_for_timeout(100)
+    explorer.wait_run("done", timeout_s=WARM_RUN_S)
+    assert time.monotonic() - started < WARM_RUN_S
+    wait_until(explorer, lambda: explorer.root.locator("svg g[data-origin=live]").count() > 0)
+    assert explorer.number(0, "at rest", source="difference") == 0
+
+
+def test_the_page_stays_usable_during_a_run_and_stop_ends_it(explorer: ExplorerPage) -> None:
+    start_state(explorer)
+    explorer.slide("ranks", "ArrowRight", 2)
+    assert_shows(explorer, predict(RunSpec(model=PRESETS["tiny"], ranks=4)))
+    explorer.control("run").click()
+    explorer.wait_run("starting", "running", timeout_s=WAIT_S)
+    explorer.press("strategy", "ZeRO-2")
+    assert_shows(explorer, predict(RunSpec(model=PRESETS["tiny"], strategy=Strategy.ZERO2, ranks=4)))
+    explorer.control("stop").click()
+    explorer.wait_run("stopped", timeout_s=WARM_RUN_S)
+    wait_until(explorer, lambda: explorer.control("stop").is_disabled())
+    assert not explorer.control("run").is_disabled()
+    assert explorer.root.locator(".zeroviz-error").inner_text() == ""
+
+
+def test_a_refused_run_is_one_sentence_and_the_picture_stays(explorer: ExplorerPage) -> None:
+    start_state(explorer)
+    large = explorer.control("model").locator("option", has_text="llama3-70b").inner_text()
+    explorer.control("model").locator("select").select_option(label=large)
+    wait_until(explorer, lambda: "llama3-70b" in explorer.title())
+    title = explorer.title()
+    explorer.control("run").click()
+    explorer.wait_run("failed", timeout_s=WARM_RUN_S)
+    assert "llama3-70b" in explorer.root.locator(".zeroviz-error").inner_text()
+    assert explorer.title() == title and not explorer.control("run").is_disabled()
+
+
+def test_shift_enter_twice_is_all_the_keyboard_needs(browser: Browser, lab: Lab) -> None:
+    """As the notebook's own words promise."""
+    page = browser.new_page()
+    page.goto(lab.url("keyboard"))
+    page.locator(".jp-CodeCell .cm-content").first.wait_for(timeout=60_000)
+    page.get_by_text("Idle").first.wait_for(timeout=60_000)
+    for _ in range(2):
+        page.keyboard.press("Shift+Enter")
+        page.wait_for_timeout(300)
+    page.locator("svg.zeroviz-picture").first.wait_for(timeout=60_000)
+    page.close()
+
+
+def test_the_checkout_was_not_touched(lab: Lab) -> None:
+    assert lab.notebooks != NOTEBOOK.parent and not list(NOTEBOOK.parent.glob(".ipynb_checkpoints"))
+    assert '"outputs": []' in Path(NOTEBOOK).read_text()

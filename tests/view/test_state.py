@@ -1,0 +1,338 @@
+"""The Explorer: toggles, refusals, and runs that land on the state they were asked of."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from itertools import product
+from typing import Any
+
+import pytest
+from traitlets import TraitError
+
+from tests.view.backends import FakeBackend, in_loop, settled
+from zeroviz.backend import RunState
+from zeroviz.errors import RunError, SpecError
+from zeroviz.models import PRESETS
+from zeroviz.predict import predict
+from zeroviz.spec import Precision, RunSpec, Strategy, UnitKind, UnitPolicy, Zero1Form
+from zeroviz.state import MAX_RUNS_KEPT, TOGGLES, Explorer
+from zeroviz.trace import Origin
+
+
+def explorer() -> Explorer:
+    return Explorer(FakeBackend())
+
+
+def test_it_opens_on_four_ranks_of_the_tiny_model() -> None:
+    state = explorer()
+    assert state.spec == RunSpec(model=PRESETS["tiny"], ranks=4)
+    assert state.predicted == predict(state.spec)
+    assert state.measured is None and not state.error and not state.notice
+
+
+@pytest.mark.parametrize(
+    ("strategy", "ranks", "precision", "unit"),
+    list(product(Strategy, (1, 4, 64), Precision, (UnitKind.MODEL, UnitKind.LAYER))),
+)
+def test_every_toggle_leads_to_the_prediction_of_that_state(
+    strategy: Strategy, ranks: int, precision: Precision, unit: UnitKind
+) -> None:
+    state = explorer()
+    assert state.choose(strategy=strategy, ranks=ranks, precision=precision, unit=unit, batch=1, seq=32)
+    spec = RunSpec(
+        model=PRESETS["tiny"], strategy=strategy, ranks=ranks, precision=precision, unit=UnitPolicy(unit), batch=1, seq=32
+    )  # fmt: skip
+    assert state.predicted is predict(spec)
+
+
+def test_an_assignment_is_a_choice() -> None:
+    state = explorer()
+    seen: list[Any] = []
+    state.observe(lambda change: seen.append(change.new.spec.ranks), "predicted")
+    state.ranks = 8
+    assert state.spec.ranks == 8 and seen == [8]
+
+
+def test_toggles_chosen_together_are_predicted_once() -> None:
+    state = explorer()
+    seen: list[Any] = []
+    state.observe(lambda change: seen.append(change.new.spec), "predicted")
+    state.choose(strategy=Strategy.ZERO1, ranks=2, zero1_form=Zero1Form.ALL_REDUCE)
+    assert seen == [RunSpec(model=PRESETS["tiny"], strategy=Strategy.ZERO1, ranks=2, zero1_form=Zero1Form.ALL_REDUCE)]
+
+
+@pytest.mark.parametrize(
+    ("toggle", "value", "words"),
+    [
+        ("seq", 131, "130 tokens"),
+        ("blocks", 4, "only 3 blocks"),
+        ("ranks", 0, "from 1 to"),
+        ("batch", 0, "from 1 to"),
+        ("prefetch", -1, "from 0 to"),
+        ("zero1_form", Zero1Form.ALL_REDUCE, "zero1 only"),
+    ],
+)
+def test_a_refusal_is_one_sentence_and_changes_nothing(toggle: str, value: Any, words: str) -> None:
+    state = explorer()
+    before, picture = state.toggles, state.predicted
+    assert not state.choose(**{toggle: value})
+    assert words in state.error and "\n" not in state.error
+    assert state.toggles == before and state.predicted is picture
+    with pytest.raises(TraitError, match=words):
+        setattr(state, toggle, value)
+    assert state.toggles == before and state.predicted is picture
+    assert state.choose(batch=4) and state.error == ""
+
+
+def test_the_others_follow_a_smaller_model_and_say_so() -> None:
+    state = explorer()
+    assert state.choose(model=PRESETS["gpt2"], blocks=12, seq=1024)
+    assert state.choose(model=PRESETS["tiny"])
+    assert (state.blocks, state.seq) == (3, 130)
+    assert "seq is now 130" in state.notice and "blocks is now 3" in state.notice
+    assert state.choose(seq=64) and state.notice == ""
+
+
+def test_toggles_that_no_longer_apply_go_back_to_their_default() -> None:
+    state = explorer()
+    assert state.choose(prefetch=2)
+    assert state.choose(strategy=Strategy.ZERO1)
+    assert state.prefetch == 0 and "prefetch" in state.notice
+    assert state.choose(zero1_form=Zero1Form.ALL_REDUCE)
+    assert state.choose(strategy=Strategy.DDP) and state.zero1_form is Zero1Form.REDUCE_SCATTER
+    assert state.choose(blocks=2) and state.choose(unit=UnitKind.LAYER) and state.blocks == 1
+
+
+@pytest.mark.parametrize("strategy", Strategy)
+def test_what_applies_is_what_the_spec_accepts(strategy: Strategy) -> None:
+    state = explorer()
+    state.choose(strategy=strategy)
+    for toggle, value in (("zero1_form", Zero1Form.ALL_REDUCE), ("prefetch", 1), ("blocks", 2), ("async_reduce", True)):
+        applies = state.applies(toggle)
+        assert state.choose(**{toggle: value}) == applies
+        state.choose(strategy=strategy, zero1_form=Zero1Form.REDUCE_SCATTER, prefetch=0, blocks=1, async_reduce=False)
+    assert set(TOGGLES) == set(state.toggles)
+
+
+def test_a_model_beyond_this_machine_is_predicted_and_said_to_be_too_large() -> None:
+    state = explorer()
+    assert state.too_large == ""
+    state.choose(model=PRESETS["llama3-70b"], ranks=64)
+    assert state.too_large.startswith("Prediction only") and "TB" in state.too_large
+
+
+def test_the_axis_stays_when_the_strategy_changes_and_zooms_on_demand() -> None:
+    state = explorer()
+    reach = set()
+    for strategy in Strategy:
+        state.choose(strategy=strategy)
+        reach.add(state.scene().axis_max)
+    assert len(reach) == 1
+    state.zoom = True
+    assert state.scene().axis_max == state.predicted.ranks[0].peak().total
+
+
+def test_a_run_lands_beside_its_prediction() -> None:
+    async def work() -> None:
+        backend = FakeBackend()
+        state = Explorer(backend, asyncio.get_running_loop())
+        messages: list[str] = []
+        state.observe(lambda change: messages.append(change.new), "message")
+        state.choose(ranks=2)
+        state.run()
+        assert state.run_state is RunState.STARTING and state.busy and state.can_stop
+        await settled(lambda: state.run_state is RunState.DONE)
+        assert backend.specs == [state.spec]
+        assert state.measured is not None and state.measured.spec == state.spec
+        assert state.measured.origin is Origin.LIVE
+        assert messages == ["asking the cluster for 2 engines", "starting 0/2 engines", "running", "done in 0.6 s"]
+        assert state.can_stop  # its engines are warm
+
+    in_loop(work)
+
+
+def test_measured_bars_never_stand_beside_another_state() -> None:
+    async def work() -> None:
+        state = Explorer(FakeBackend(), asyncio.get_running_loop())
+        state.run()
+        await settled(lambda: state.run_state is RunState.DONE)
+        measured = state.measured
+        state.choose(ranks=2)
+        assert state.measured is None
+        assert "another state (ZeRO-3 on 4 ranks" in state.other_run
+        state.choose(ranks=4)
+        assert state.measured is measured and state.other_run == ""
+
+    in_loop(work)
+
+
+def test_changes_during_a_run_are_allowed_and_it_lands_on_its_own_state() -> None:
+    async def work() -> None:
+        backend = FakeBackend(hold=asyncio.Event())
+        state = Explorer(backend, asyncio.get_running_loop())
+        state.run()
+        await settled(lambda: state.run_state is RunState.RUNNING)
+        assert state.choose(strategy=Strategy.DDP)
+        assert backend.hold is not None
+        backend.hold.set()
+        await settled(lambda: state.run_state is RunState.DONE)
+        assert state.measured is None and "ZeRO-3 on 4 ranks" in state.other_run
+        state.choose(strategy=Strategy.ZERO3)
+        assert state.measured is not None and state.measured.spec.strategy is Strategy.ZERO3
+
+    in_loop(work)
+
+
+def test_a_second_press_is_refused_while_a_run_is_under_way() -> None:
+    async def work() -> None:
+        backend = FakeBackend(hold=asyncio.Event())
+        state = Explorer(backend, asyncio.get_running_loop())
+        state.run()
+        state.run()
+        assert "under way" in state.error
+        assert backend.hold is not None
+        backend.hold.set()
+        await settled(lambda: state.run_state is RunState.DONE)
+        assert len(backend.specs) == 1
+
+    in_loop(work)
+
+
+@pytest.mark.parametrize(
+    ("failure", "message"),
+    [
+        (SpecError("It needs 3 GB and 2 GB are free."), "not started"),
+        (RunError("Rank 1 failed.", rank=1), "failed"),
+        (ValueError("a bug"), "failed"),
+    ],
+)
+def test_a_failed_run_is_one_sentence_and_the_picture_stays(
+    failure: Exception, message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        state = Explorer(FakeBackend(failure=failure), asyncio.get_running_loop())
+        picture = state.predicted
+        state.run()
+        await settled(lambda: state.run_state is RunState.FAILED)
+        assert str(failure) in state.error and state.message == message
+        assert state.predicted is picture and state.measured is None and not state.busy
+        # A bug leaves its traceback in the log; what was foreseen does not.
+        assert [record.exc_info is not None for record in caplog.records] == [True] * (type(failure) is ValueError)
+        assert not state.can_stop
+
+    in_loop(work)
+
+
+def test_a_failed_run_leaves_an_earlier_measurement_in_place() -> None:
+    async def work() -> None:
+        backend = FakeBackend()
+        state = Explorer(backend, asyncio.get_running_loop())
+        state.run()
+        await settled(lambda: state.run_state is RunState.DONE)
+        measured, backend.failure = state.measured, SpecError("no memory")
+        state.run()
+        await settled(lambda: state.run_state is RunState.FAILED)
+        assert state.measured is measured and state.can_stop  # the engines still stand
+
+    in_loop(work)
+
+
+def test_stop_ends_a_run_without_an_error() -> None:
+    async def work() -> None:
+        backend = FakeBackend(hold=asyncio.Event())
+        state = Explorer(backend, asyncio.get_running_loop())
+        state.run()
+        await settled(lambda: state.run_state is RunState.RUNNING)
+        state.stop()
+        await settled(lambda: state.run_state is RunState.STOPPED)
+        assert state.error == "" and state.message.startswith("stopped") and backend.num_stops == 1
+        await settled(lambda: not state.can_stop)
+        backend.hold = None
+        state.run()
+        await settled(lambda: state.run_state is RunState.DONE)
+
+    in_loop(work)
+
+
+def test_stop_after_a_run_ends_its_warm_engines() -> None:
+    async def work() -> None:
+        backend = FakeBackend()
+        state = Explorer(backend, asyncio.get_running_loop())
+        state.run()
+        await settled(lambda: state.run_state is RunState.DONE)
+        state.stop()
+        await settled(lambda: state.run_state is RunState.STOPPED)
+        assert not state.can_stop and backend.num_stops == 1
+        assert state.measured is not None  # what was measured stays measured
+
+    in_loop(work)
+
+
+def test_old_runs_are_forgotten() -> None:
+    async def work() -> None:
+        state = Explorer(FakeBackend(), asyncio.get_running_loop())
+        for batch in range(1, MAX_RUNS_KEPT + 2):
+            state.choose(batch=batch)
+            state.run()
+            await settled(lambda: not state.busy)
+        state.choose(batch=1)
+        assert state.measured is None
+        state.choose(batch=2)
+        assert state.measured is not None
+
+    in_loop(work)
+
+
+def test_pressed_from_another_thread_it_runs_on_the_loop_and_blocks_nobody() -> None:
+    async def work() -> None:
+        loop_thread = threading.get_ident()
+        backend = FakeBackend(hold=asyncio.Event())
+        state = Explorer(backend, asyncio.get_running_loop())
+        landed: list[int] = []
+        state.observe(lambda _: landed.append(threading.get_ident()), "measured")
+        presser = threading.Thread(target=state.run)
+        presser.start()
+        presser.join(5)  # this blocks the loop, so the press cannot have waited for it
+        assert not presser.is_alive()
+        await settled(lambda: state.run_state is RunState.RUNNING)
+        assert backend.hold is not None
+        backend.hold.set()
+        await settled(lambda: state.run_state is RunState.DONE)
+        assert landed == [loop_thread]
+
+    in_loop(work)
+
+
+def test_toggles_from_a_thread_and_runs_on_the_loop_never_mix() -> None:
+    async def work() -> None:
+        state = Explorer(FakeBackend(), asyncio.get_running_loop())
+        mixed: list[object] = []
+
+        def check(_: object) -> None:
+            if state.measured is not None and state.measured.spec != state.predicted.spec:
+                mixed.append((state.measured.spec, state.predicted.spec))
+
+        state.observe(check, ["measured", "predicted"])
+
+        def toggle() -> None:
+            for turn in range(150):
+                state.choose(ranks=turn % 4 + 1)
+
+        toggler = threading.Thread(target=toggle)
+        toggler.start()
+        while toggler.is_alive():
+            if not state.busy:
+                state.run()
+            await asyncio.sleep(0)
+        await settled(lambda: not state.busy)
+        assert not mixed and not state.error
+
+    in_loop(work)
+
+
+def test_without_a_loop_it_predicts_and_refuses_to_run() -> None:
+    state = explorer()
+    with pytest.raises(RunError, match="notebook cell"):
+        state.run()
+    assert state.run_state is RunState.IDLE and state.choose(ranks=3)
