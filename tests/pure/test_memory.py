@@ -1,0 +1,148 @@
+"""Closed forms against the published tables and against the walk over the schedule."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from zeroviz.memory import largest_window, rest_by_category, rest_padding_nbytes, step_counter_nbytes
+from zeroviz.models import PRESETS, bare
+from zeroviz.predict import predict
+from zeroviz.spec import Precision, RunSpec, Strategy, UnitPolicy
+from zeroviz.trace import Category
+
+GB = 10**9
+
+
+def rest_nbytes(num_params: int, ranks: int, strategy: Strategy, precision: Precision) -> int:
+    spec = RunSpec(
+        model=bare(num_params), ranks=ranks, strategy=strategy, precision=precision, unit=UnitPolicy.parse("model")
+    )
+    return sum(rest_by_category(spec).values())
+
+
+@pytest.mark.parametrize(
+    ("ranks", "printed"),
+    [
+        # Rajbhandari et al., ZeRO, arXiv 1910.02054, Table 1, 7.5B: GB of ZeRO-1, 2, 3, rounded as printed.
+        (1, (120, 120, 120)),
+        (4, (52.5, 41.3, 30)),
+        (16, (35.6, 21.6, 7.5)),
+        (64, (31.4, 16.6, 1.88)),
+        (256, (30.4, 15.4, 0.47)),
+        (1024, (30.1, 15.1, 0.12)),
+    ],
+)
+def test_zero_table_1(ranks: int, printed: tuple[float, ...]) -> None:
+    """4P + 12P/N, 2P + 14P/N, 16P/N with P = 7.5e9. Compared to less than one unit of the last printed place."""
+    for strategy, value in zip((Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3), printed, strict=True):
+        places = len(str(value).partition(".")[2])
+        got = rest_nbytes(7_500_000_000, ranks, strategy, Precision.BF16_MIXED) / GB
+        assert abs(got - value) < 10**-places
+
+
+def test_zero_figure_1() -> None:
+    """The same paper's Figure 1: 7.5B on 64 ranks, 120 GB under data parallelism, 31.4, 16.6 and 1.9 with ZeRO."""
+    got = [rest_nbytes(7_500_000_000, 64, strategy, Precision.BF16_MIXED) / GB for strategy in Strategy]
+    assert [round(value, 1) for value in got] == [120.0, 31.4, 16.6, 1.9]
+
+
+@pytest.mark.parametrize(
+    ("precision", "bytes_per_param"),
+    [
+        # N = 8. 2+2+12: 16; 4+12/8; 2+14/8; 16/8.   2+4+12: 18; 6+12/8; 2+16/8; 18/8.   4+4+8: 16; 8+8/8; 4+12/8; 2.
+        (Precision.BF16_MIXED, (16, 5.5, 3.75, 2)),
+        (Precision.BF16_FP32GRAD, (18, 7.5, 4, 2.25)),
+        (Precision.FP32, (16, 9, 5.5, 2)),
+        (Precision.BF16, (8, 4.5, 2.75, 1)),
+    ],
+)
+def test_bytes_a_parameter_of_every_recipe(precision: Precision, bytes_per_param: tuple[float, ...]) -> None:
+    for strategy, value in zip(Strategy, bytes_per_param, strict=True):
+        assert rest_nbytes(7 * GB, 8, strategy, precision) == value * 7 * GB
+    assert precision.bytes_per_param == bytes_per_param[0]
+
+
+def test_absurd_sizes_stay_exact() -> None:
+    """10**15 parameters on 10**6 ranks: Python's integers have no largest one, and nothing grows with N."""
+    assert rest_nbytes(10**15, 10**6, Strategy.ZERO3, Precision.BF16_MIXED) == 16 * 10**9
+
+
+def test_one_rank_has_no_padding_and_every_strategy_alike() -> None:
+    for strategy in Strategy:
+        spec = RunSpec(model=PRESETS["tiny"], ranks=1, strategy=strategy)
+        assert sum(rest_by_category(spec).values()) == 16 * spec.model.num_params
+        assert rest_padding_nbytes(spec, 0) == 0
+
+
+def test_padding_is_the_difference_to_the_unpadded_model() -> None:
+    """Sum over ranks of what is held, less padding, is what the formula gives for P itself."""
+    for precision, strategy, ranks in itertools.product(Precision, Strategy, (2, 3, 4, 7)):
+        spec = RunSpec(model=PRESETS["tiny"], ranks=ranks, strategy=strategy, precision=precision)
+        held = sum(sum(rest_by_category(spec).values()) - rest_padding_nbytes(spec, rank) for rank in range(ranks))
+        p, g = precision.param.itemsize, precision.grad.itemsize
+        k = precision.bytes_per_param - p - g
+        copies = {
+            Strategy.DDP: (p + g + k) * ranks,
+            Strategy.ZERO1: (p + g) * ranks + k,
+            Strategy.ZERO2: p * ranks + g + k,
+            Strategy.ZERO3: p + g + k,
+        }[strategy]
+        assert held == copies * spec.model.num_params
+
+
+def test_step_counters_are_four_bytes_a_unit() -> None:
+    """tiny in blocks: root and three blocks."""
+    assert step_counter_nbytes(RunSpec(model=PRESETS["tiny"])) == 4 * 4
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {"strategy": Strategy.DDP},
+    {"strategy": Strategy.ZERO1},
+    {"strategy": Strategy.ZERO2},
+    {"strategy": Strategy.ZERO2, "async_reduce": True},
+    {"strategy": Strategy.ZERO3},
+    {"strategy": Strategy.ZERO3, "prefetch": 1},
+    {"strategy": Strategy.ZERO3, "prefetch": 2, "async_reduce": True},
+]
+
+
+def states_peak_of_the_walk(spec: RunSpec) -> int:
+    """The largest sum of model states during the walk: activations and what surrounds them left out.
+
+    In the optimizer all is model state; before it, temporaries are gradients on their way and belong to compute.
+    """
+    rank = predict(spec).ranks[0]
+    total = best = rank.rest_nbytes
+    for event in rank.events:
+        compute = event.category in (Category.ACTIVATION, Category.INPUT) or (
+            event.category is Category.TEMPORARY and event.phase != "optimizer"
+        )
+        if not compute:
+            total += event.delta_nbytes
+            best = max(best, total)
+    return best
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("precision", list(Precision))
+@pytest.mark.parametrize("unit", ["model", "block", "block:2", "layer", "numel:3e4"])
+def test_closed_form_peak_is_the_walks(settings: dict[str, Any], precision: Precision, unit: str) -> None:
+    for model, ranks in itertools.product(("tiny", "tiny-llama"), (1, 3)):
+        spec = RunSpec(
+            model=PRESETS[model], ranks=ranks, precision=precision, unit=UnitPolicy.parse(unit), **settings
+        )
+        assert sum(rest_by_category(spec).values()) + largest_window(spec).nbytes == states_peak_of_the_walk(spec)
+
+
+@pytest.mark.parametrize("strategy", list(Strategy))
+def test_a_bare_counts_peak_is_the_closed_form(strategy: Strategy) -> None:
+    """Without layers there are no activations: rest plus the largest window is all there is."""
+    for precision in Precision:
+        spec = RunSpec(
+            model=bare(7 * GB), ranks=8, strategy=strategy, precision=precision, unit=UnitPolicy.parse("model")
+        )
+        rank = predict(spec).ranks[0]
+        assert rank.peak().total == rank.rest_nbytes + largest_window(spec).nbytes
