@@ -27,6 +27,8 @@ from zeroviz.trace import AllocatorReading, RankTrace, rank_to_dict
 # The counter knows only blocks born after it is switched on, so it is switched on with this module.
 cpu_counter()
 
+SETTLE_S = 0.1
+
 
 @dataclass(frozen=True, kw_only=True)
 class RankJob:
@@ -125,11 +127,12 @@ def _train(spec: RunSpec, comm: Collectives, device: torch.device) -> tuple[Rank
     for _ in range(spec.steps - 1):
         step()
     gc.collect()
-    rest_nbytes = live_nbytes(device)
     held = list(executor.held_tensors())
     counters = list(executor.step_counters())
-    comm.start_record()
+    step_counter_nbytes = sum(counter.untyped_storage().nbytes() for counter in counters)
     comm.barrier()
+    rest_nbytes = _settled_nbytes(device, (before or 0) + sum(held_by_category(held).values()) + step_counter_nbytes)
+    comm.start_record()
     with meter.recording([*held, *((counter, None) for counter in counters)], device) as recording:
         step()
     allocator = None
@@ -141,9 +144,20 @@ def _train(spec: RunSpec, comm: Collectives, device: torch.device) -> tuple[Rank
         events=recording.events,
         collectives=tuple(comm.calls),
         padding_nbytes=rest_padding_nbytes(spec, comm.rank),
-        step_counter_nbytes=sum(counter.untyped_storage().nbytes() for counter in counters),
+        step_counter_nbytes=step_counter_nbytes,
         allocator=allocator,
         losses=tuple(losses),
         step_time_ns=tuple(step_time_ns),
     )
     return trace, recording.method
+
+
+def _settled_nbytes(device: torch.device, expected_nbytes: int) -> int | None:
+    """The allocator's live bytes once gloo's threads have let go of the last collective's copies.
+
+    That takes them up to a millisecond. What is still there after `SETTLE_S` is reported as it is.
+    """
+    deadline = time.monotonic() + SETTLE_S
+    while (nbytes := live_nbytes(device)) is not None and nbytes > expected_nbytes and time.monotonic() < deadline:
+        time.sleep(0.0005)
+    return nbytes
