@@ -27,8 +27,9 @@ lint: $(TEST_INSTALLED)
 screenshot: $(TEST_INSTALLED)
 	$(BIN)/python docs/screenshot.py
 
-bench: $(INSTALLED)
-	$(BIN)/python -m benchmarks
+bench: $(TEST_INSTALLED)
+	$(BIN)/python benchmarks/predict_times.py
+	$(BIN)/python benchmarks/start_times.py
 
 $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e .

@@ -12,6 +12,7 @@ import ctypes
 import os
 from collections.abc import Callable
 from functools import lru_cache
+from itertools import pairwise
 
 import torch
 
@@ -54,7 +55,7 @@ def _counts(word: ctypes.c_size_t) -> bool:
     readings.append(word.value)
     del second
     readings.append(word.value)
-    return [after - before for before, after in zip(readings, readings[1:], strict=False)] == [
+    return [after - before for before, after in pairwise(readings)] == [
         small,
         large,
         -small,

@@ -22,7 +22,6 @@ from cluster.dtypes import NAME_OF
 from zeroviz.collectives import CollectiveOp
 from zeroviz.trace import Collective
 
-
 BACKEND_RANGE = "zeroviz::backend"
 
 
@@ -60,7 +59,7 @@ class Collectives:
 
     def __init__(self, rank: int, num_ranks: int, group: dist.ProcessGroup | None) -> None:
         if (group is None) != (num_ranks == 1):
-            raise ValueError(f"{num_ranks} ranks and group {group!r}: a group is needed for two or more, and only then.")
+            raise ValueError(f"{num_ranks} ranks and group {group!r}: two or more need a group, one has none.")
         self.rank, self.num_ranks, self._group = rank, num_ranks, group
         self.calls: list[Collective] = []
         self._where = ("", "")
@@ -110,4 +109,3 @@ class Collectives:
         nbytes = full.numel() * full.element_size()
         phase, unit = self._where
         self.calls.append(Collective(op, NAME_OF[full.dtype].value, self.num_ranks, nbytes, phase, unit))
-

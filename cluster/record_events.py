@@ -143,8 +143,10 @@ def _rule(entries: list[_Entry], tags: list[tuple[int, int, Category]]) -> None:
         if birth.category is None:
             if place.in_backend:
                 birth.dropped = True  # its free may come from the backend's thread, without an event
-            elif death is not None and place.operator == death.place.operator and (
-                place.operator or birth.nbytes == _NUMBER_NBYTES
+            elif (
+                death is not None
+                and place.operator == death.place.operator
+                and (place.operator or birth.nbytes == _NUMBER_NBYTES)
             ):
                 birth.dropped = True
             elif place.where[1] == OpKind.FORWARD.value and (death is None or death.place.op != place.op):

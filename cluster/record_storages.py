@@ -30,13 +30,13 @@ class _Block:
         self.reference: weakref.ref[torch.UntypedStorage] | None = None
 
 
-class StorageRecorder(TorchDispatchMode):
+class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records one step; see the module's docstring. Keys are the storages' addresses, dropped when one dies."""
 
     method = "storages watched by a dispatch mode"
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._device = device
         self._live: dict[int, _Block] = {}
         self._log: list[tuple[tuple[str, str, str], _Block, int]] = []
@@ -92,8 +92,7 @@ class StorageRecorder(TorchDispatchMode):
     def result(self) -> tuple[tuple[Event, ...], int | None, str]:
         """(events, the allocator's peak, its source)."""
         events = tuple(
-            Event(*where, block.category or Category.TEMPORARY, sign * block.nbytes)
-            for where, block, sign in self._log
+            Event(*where, block.category or Category.TEMPORARY, sign * block.nbytes) for where, block, sign in self._log
         )
         source = "torch.cuda.max_memory_allocated" if self._device.type == "cuda" else "not read"
         return events, self._peak_nbytes, source
@@ -109,7 +108,11 @@ class StorageRecorder(TorchDispatchMode):
         if key in self._live or not storage.nbytes():
             return
         block = _Block(storage.nbytes(), None)
-        block.reference = weakref.ref(storage, lambda _, key=key: self._death(key))
+
+        def died(_: weakref.ref[torch.UntypedStorage]) -> None:
+            self._death(key)
+
+        block.reference = weakref.ref(storage, died)
         self._birth(key, block)
 
     def _birth(self, key: int, block: _Block) -> None:

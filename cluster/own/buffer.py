@@ -16,9 +16,7 @@ class FlatBuffer:
     refills it writes the same values again, so autograd's version check is told to overlook the write.
     """
 
-    def __init__(
-        self, numel: int, dtype: torch.dtype, device: torch.device, meter: Meter, category: Category
-    ) -> None:
+    def __init__(self, numel: int, dtype: torch.dtype, device: torch.device, meter: Meter, category: Category) -> None:
         """The buffer begins with its memory, zeroed, so that views can be made of it."""
         self._meter, self._category = meter, category
         self.tensor = torch.zeros(numel, dtype=dtype, device=device)

@@ -93,7 +93,7 @@ class DDPUnit:
         self.grad_shard.div_(self.comm.num_ranks)
 
     def optimizer_step(self) -> None:
-        """AdamW on the owned elements. A master is updated with a gradient of its dtype and cast into the parameters."""
+        """AdamW on the owned elements. A master takes a gradient of its dtype, and is cast into the parameters."""
         self.owned.grad = self.grad_shard.to(self.owned.dtype)
         self.optimizer.step()
         self.owned.grad = None

@@ -162,17 +162,31 @@ class ExplorerPage:
         for _ in range(times):
             self.page.keyboard.press(key)
 
-    def number(self, rank: int, moment: str, category: str = "total", source: str = "predicted") -> int:
-        """A figure of the memory table."""
-        selector = (
-            f'.zeroviz-memory td[data-rank="{rank}"][data-moment="{moment}"]'
-            f'[data-category="{category}"][data-source="{source}"]'
+    def figures(self, source: str = "predicted") -> dict[tuple[int, str, str], int]:
+        """The memory table as (rank, moment, category) -> bytes, all read at one moment."""
+        cells = self.root.locator(f'.zeroviz-memory td[data-source="{source}"]').evaluate_all(
+            "cells => cells.map(({dataset: d, innerText}) => [d.rank, d.moment, d.category, innerText])"
         )
-        return int(self.root.locator(selector).inner_text().replace(",", "").replace("B", ""))
+        return {
+            (int(rank), moment, category): int(text.replace(",", "").replace("B", ""))
+            for rank, moment, category, text in cells
+        }
+
+    def bars(self, origin: str = "predicted") -> list[int]:
+        """How long the outline of each bar of the picture is, in bytes."""
+        return self.root.locator(
+            f'svg.zeroviz-picture g[data-category="outline"][data-origin="{origin}"]'
+        ).evaluate_all("bars => bars.map(bar => Number(bar.dataset.nbytes))")
 
     def title(self) -> str:
         """The picture in words."""
         return self.root.locator("svg.zeroviz-picture").get_attribute("aria-label") or ""
+
+    def notice(self) -> str:
+        return self.root.locator(".zeroviz-notice").inner_text()
+
+    def error(self) -> str:
+        return self.root.locator(".zeroviz-error").inner_text()
 
     def news(self) -> str:
         return self.root.locator(".zeroviz-progress").inner_text()

@@ -19,10 +19,10 @@ import torch
 from cluster.dtypes import TORCH_DTYPE
 from cluster.meter import Meter
 from cluster.model import Reference, initial_value
-from cluster.text import load_batch
 from cluster.own.ddp import LEARNING_RATE, WEIGHT_DECAY
 from cluster.own.step import Executor
 from cluster.rank import RankJob, joined_group
+from cluster.text import load_batch
 from tests.dist.ranks import RankPool
 from zeroviz.models import PRESETS
 from zeroviz.partition import plan_for

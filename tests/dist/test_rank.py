@@ -1,8 +1,9 @@
 """What a rank holds: measured from live storages, predicted in closed form, and given out by the allocator.
 
 At rest the three agree to the byte: predicted = measured per category, and the allocator's live bytes are those plus
-the optimizer's step counters (4 bytes a unit), which are named apart. At the peak predicted and measured agree in total,
-moment and categories; the allocator's peak has kernels' scratch and gloo's copies in it too, so it is never smaller.
+the optimizer's step counters (4 bytes a unit), which are named apart. At the peak predicted and measured agree in
+total, moment and categories; the allocator's peak has kernels' scratch and gloo's copies in it too, so it is never
+smaller.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+import cluster.meter
 from cluster.meter import Meter, held_by_category
 from cluster.own.ddp import DDPUnit
 from cluster.own.step import Executor
@@ -162,6 +164,27 @@ def test_a_planted_leak_is_found_with_its_bytes(
     spec = RunSpec(model=PRESETS["tiny"], ranks=2, strategy=Strategy.ZERO3, seq=17)
     for error in rank_pool.run(fault, spec):
         assert f"{{'{category.value}': {nbytes}}}" in error
+
+
+def without_the_counter(job: RankJob) -> dict[str, Any]:
+    """Run as on a torch build that lacks the CPU byte counter."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cluster.meter, "cpu_counter", lambda: None)
+        return run_rank(job)
+
+
+@pytest.mark.parametrize("model", ["tiny", "tiny-llama"])
+def test_watched_storages_give_the_same_but_for_sums_out_of_place(rank_pool: RankPool, model: str) -> None:
+    """The other way to read a step. At rest nothing differs; watched, a gradient sum holds one (n, hidden) more."""
+    spec = RunSpec(model=PRESETS[model], ranks=2, strategy=Strategy.ZERO3, seq=17)
+    results = rank_pool.run(without_the_counter, spec)
+    trace = merge(Origin.LIVE, spec, [rank_from_dict(result) for result in results])
+    row_nbytes = spec.num_tokens_per_rank * spec.model.hidden * 4
+    for result, measured, predicted in zip(results, trace.ranks, predict(spec).ranks, strict=True):
+        assert result["environment"]["meter"] == "storages watched by a dispatch mode"
+        assert measured.allocator is None
+        assert measured.at_rest == predicted.at_rest
+        assert measured.peak().total - predicted.peak().total in (0, row_nbytes)
 
 
 def test_gpt2_counts_its_parameters_and_its_bytes(rank_pool: RankPool) -> None:

@@ -131,9 +131,7 @@ def states_peak_of_the_walk(spec: RunSpec) -> int:
 @pytest.mark.parametrize("unit", ["model", "block", "block:2", "layer", "numel:3e4"])
 def test_closed_form_peak_is_the_walks(settings: dict[str, Any], precision: Precision, unit: str) -> None:
     for model, ranks in itertools.product(("tiny", "tiny-llama"), (1, 3)):
-        spec = RunSpec(
-            model=PRESETS[model], ranks=ranks, precision=precision, unit=UnitPolicy.parse(unit), **settings
-        )
+        spec = RunSpec(model=PRESETS[model], ranks=ranks, precision=precision, unit=UnitPolicy.parse(unit), **settings)
         assert sum(rest_by_category(spec).values()) + largest_window(spec).nbytes == states_peak_of_the_walk(spec)
 
 

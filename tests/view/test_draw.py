@@ -141,10 +141,16 @@ def test_signed_says_zero_plainly(difference: int, words: str) -> None:
 # Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB.
 DEFICIENCIES = {
     "none": np.eye(3),
-    "protan": np.array([[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]),
-    "deutan": np.array([[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]),
-    "tritan": np.array([[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]]),
-}  # fmt: skip
+    "protan": np.array(
+        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
+    ),
+    "deutan": np.array(
+        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
+    ),
+    "tritan": np.array(
+        [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]]
+    ),
+}
 
 
 def lab(color: str, deficiency: np.ndarray) -> np.ndarray:
@@ -159,12 +165,11 @@ def lab(color: str, deficiency: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("name", DEFICIENCIES)
 def test_categories_are_told_apart_by_colour_or_by_hatch(name: str) -> None:
+    seen = {category: lab(PAINT[category].color, DEFICIENCIES[name]) for category in Category}
     for one, other in combinations(Category, 2):
-        distance = np.linalg.norm(
-            lab(PAINT[one].color, DEFICIENCIES[name]) - lab(PAINT[other].color, DEFICIENCIES[name])
-        )
+        distance = np.linalg.norm(seen[one] - seen[other])
         assert distance > 14 or PAINT[one].hatch != PAINT[other].hatch, (one, other, distance)
-    assert all(np.linalg.norm(lab(paint.color, np.eye(3)) - lab(PAPER, np.eye(3))) > 12 for paint in PAINT.values())
+    assert all(np.linalg.norm(color - lab(PAPER, DEFICIENCIES[name])) > 14 for color in seen.values())
 
 
 def test_nothing_imports_pyplot() -> None:

@@ -39,11 +39,9 @@ def test_every_toggle_leads_to_the_prediction_of_that_state(
     strategy: Strategy, ranks: int, precision: Precision, unit: UnitKind
 ) -> None:
     state = explorer()
-    assert state.choose(strategy=strategy, ranks=ranks, precision=precision, unit=unit, batch=1, seq=32)
-    spec = RunSpec(
-        model=PRESETS["tiny"], strategy=strategy, ranks=ranks, precision=precision, unit=UnitPolicy(unit), batch=1, seq=32
-    )  # fmt: skip
-    assert state.predicted is predict(spec)
+    toggles: dict[str, Any] = {"strategy": strategy, "ranks": ranks, "precision": precision, "batch": 1, "seq": 32}
+    assert state.choose(unit=unit, **toggles)
+    assert state.predicted is predict(RunSpec(model=PRESETS["tiny"], unit=UnitPolicy(unit), **toggles))
 
 
 def test_an_assignment_is_a_choice() -> None:
