@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from math import isfinite, nan
 from typing import Any
 
 from zeroviz.collectives import CollectiveOp, ring_sent_nbytes
@@ -278,7 +279,7 @@ def rank_to_dict(rank: RankTrace) -> dict[str, Any]:
         "allocator": None
         if rank.allocator is None
         else [rank.allocator.rest_nbytes, rank.allocator.peak_nbytes, rank.allocator.source],
-        "losses": list(rank.losses),
+        "losses": _json_numbers(rank.losses),
         "step_time_ns": list(rank.step_time_ns),
     }
 
@@ -296,7 +297,7 @@ def rank_from_dict(data: Mapping[str, Any]) -> RankTrace:
         padding_nbytes=int(data["padding_nbytes"]),
         step_counter_nbytes=int(data["step_counter_nbytes"]),
         allocator=AllocatorReading(*data["allocator"]) if data["allocator"] else None,
-        losses=tuple(data["losses"]),
+        losses=tuple(nan if loss is None else loss for loss in data["losses"]),
         step_time_ns=tuple(data["step_time_ns"]),
     )
 
@@ -338,9 +339,14 @@ def _rank_report(rank: RankTrace) -> dict[str, Any]:
             "peak_nbytes": rank.allocator.peak_nbytes,
             "source": rank.allocator.source,
         },
-        "losses": list(rank.losses),
+        "losses": _json_numbers(rank.losses),
         "step_time_ns": list(rank.step_time_ns),
     }
+
+
+def _json_numbers(values: Iterable[float]) -> list[float | None]:
+    """JSON has no infinity and no NaN: a loss that is none becomes null."""
+    return [value if isfinite(value) else None for value in values]
 
 
 def _find_peak(rank: RankTrace) -> Peak:

@@ -152,3 +152,11 @@ def test_report_has_the_documented_form() -> None:
 def test_categories_that_hold_nothing_are_left_out() -> None:
     rank = replace(rank_of(), rest={**REST, Category.MASTER_PARAM: 0})
     assert Category.MASTER_PARAM not in rank.at_rest
+
+
+def test_a_loss_that_is_no_number_is_null_in_json() -> None:
+    """JSON has no NaN and no infinity; a program that reads the report must be able to."""
+    diverged = replace(TRACE, ranks=tuple(replace(rank, losses=(5.5, float("nan"))) for rank in TRACE.ranks))
+    text = json.dumps(diverged.report(), allow_nan=False)
+    assert json.loads(text)["ranks"][0]["losses"] == [5.5, None]
+    assert str(Trace.from_json(diverged.to_json()).ranks[0].losses) == "(5.5, nan)"
