@@ -20,7 +20,7 @@ from zeroviz.trace import CATEGORY_ORDER, Category, Origin, Peak, RankTrace, Tra
 
 MAX_ROWS_OF_RANKS = 16
 """Above this many ranks, neighbours with equal figures share a row."""
-NUM_TICKS = 7
+NUM_TICKS = 8
 
 SOURCE_LABEL = {
     Origin.PREDICTED: "predicted",

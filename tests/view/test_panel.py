@@ -14,8 +14,9 @@ import pytest
 from tests.view.backends import FakeBackend, in_loop, settled
 from zeroviz.backend import RunState
 from zeroviz.compare import UNEXPLAINED
+from zeroviz.errors import RunError
 from zeroviz.models import PRESETS
-from zeroviz.panel import ExplorerPanel
+from zeroviz.panel import ExplorerPanel, explorer
 from zeroviz.panel.tables import tables_html
 from zeroviz.predict import predict
 from zeroviz.scene import build_scene
@@ -191,6 +192,11 @@ def test_a_toggle_redraws_within_a_blink() -> None:
         page.state.choose(strategy=list(Strategy)[turn % 4])
         times.append(time.perf_counter() - started)
     assert min(times) < 0.5
+
+
+def test_outside_a_notebook_it_says_where_it_belongs() -> None:
+    with pytest.raises(RunError, match="notebook cell"):
+        explorer(FakeBackend())
 
 
 def test_the_panel_is_one_widget_that_shows_its_state() -> None:

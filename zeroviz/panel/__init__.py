@@ -13,6 +13,7 @@ import asyncio
 from IPython.display import Javascript, display
 
 from zeroviz.backend import Backend
+from zeroviz.errors import RunError
 from zeroviz.panel.look import ACCESS_JS
 from zeroviz.panel.panel import ExplorerPanel
 from zeroviz.state import Explorer
@@ -25,5 +26,9 @@ def explorer(backend: Backend) -> ExplorerPanel:
 
     `.state` of the result is the Explorer: `panel.state.ranks = 8` moves the picture.
     """
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        raise RunError("explorer() needs a running event loop; call it in a notebook cell.") from None
     display(Javascript(ACCESS_JS))  # type: ignore[no-untyped-call]
-    return ExplorerPanel(Explorer(backend, asyncio.get_running_loop()))
+    return ExplorerPanel(Explorer(backend, loop))

@@ -12,7 +12,7 @@ import ipywidgets as widgets  # type: ignore[import-untyped]
 
 from zeroviz.models import PRESETS, Family, ModelShape
 from zeroviz.spec import Precision, Strategy, UnitKind, Zero1Form
-from zeroviz.state import TOGGLES, Explorer
+from zeroviz.state import Explorer
 
 RANKS = (*range(1, 9), 16, 32, 64)
 """Up to 8 run on a laptop; the larger ones are for arithmetic."""
@@ -73,7 +73,7 @@ class Controls:
         self.show()
         for name, control in self.widget.items():
             control.observe(self._asker(name), "value")
-        state.observe(lambda _: self.show(), [*TOGGLES, "zoom", "predicted"])
+        state.observe(lambda _: self.show(), ["predicted", "zoom"])
 
     def _asker(self, name: str) -> Any:
         def ask(change: Any) -> None:

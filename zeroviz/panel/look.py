@@ -34,6 +34,7 @@ CSS = """<style>
 .zeroviz-tables .zeroviz-scroll:has(.zeroviz-memory) { overflow: auto; max-height: 560px; margin-top: 14px; }
 .zeroviz-tables table { border-collapse: collapse; margin: 14px 0 0; font-size: 13px; }
 .zeroviz-tables .zeroviz-memory { margin-top: 0; }
+.zeroviz-tables thead { position: sticky; top: 0; }
 .zeroviz-tables caption { text-align: left; font-weight: 600; font-size: 15px; padding: 2px 0 5px; }
 .zeroviz-tables th, .zeroviz-tables td { border: 1px solid var(--jp-border-color2, #ccc); padding: 2px 6px;
   text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; max-width: none; }
@@ -52,13 +53,16 @@ CSS = """<style>
 </style>"""
 
 # Faults of plain ipywidgets in JupyterLab: a slider's handle has no accessible name and says its position instead of
-# its value, and while a control has the focus the notebook takes letters as commands (A adds a cell, D D deletes one).
+# its value, news is not announced, and while a control has the focus the notebook takes letters as commands (A adds a
+# cell, D D deletes one).
 ACCESS_JS = """
 (() => {
   const mend = () => document.querySelectorAll('.zeroviz-explorer').forEach((root) => {
     root.querySelectorAll('.noUi-handle, button, select, input').forEach((part) => {
       part.dataset.lmSuppressShortcuts = 'true';
     });
+    // The element must outlive its text, or a change of it is not announced.
+    root.querySelector('.zeroviz-live .widget-html-content')?.setAttribute('role', 'status');
     root.querySelectorAll('.zeroviz-controls > *').forEach((control) => {
       const label = control.querySelector('.widget-label');
       const handle = control.querySelector('.noUi-handle');

@@ -25,6 +25,7 @@ class ExplorerPanel(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no 
         self.run_button.on_click(lambda _: state.run())
         self.stop_button.on_click(lambda _: state.stop())
         self.news = widgets.HTML()
+        self.news.add_class("zeroviz-live")
         self.picture = widgets.HTML()
         self.picture.add_class("zeroviz-picture-card")
         self.tables = widgets.HTML()
@@ -63,8 +64,8 @@ class ExplorerPanel(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no 
             hints = [] if state.error else [hint for hint in (state.notice, state.too_large, state.other_run) if hint]
             self.news.value = (
                 f'<div class="zeroviz-news" data-state="{state.run_state.value}">'
-                f'<div class="zeroviz-progress" role="status" aria-live="polite">{escape(state.message)}</div>'
-                f'<div class="zeroviz-error" role="alert">{escape(state.error)}</div>'
+                f'<div class="zeroviz-progress">{escape(state.message)}</div>'
+                f'<div class="zeroviz-error">{escape(state.error)}</div>'
                 f'<div class="zeroviz-notice">{escape(" ".join(hints))}</div></div>'
             )
 

@@ -157,7 +157,7 @@ def _environment(measured: Trace) -> str:
 
 def _table(caption: str, name: str, head: str, body: Iterable[str]) -> str:
     return (
-        f'<div class="zeroviz-scroll"><table class="zeroviz-{name}"><caption>{caption}</caption>'
+        f'<div class="zeroviz-scroll" tabindex="0"><table class="zeroviz-{name}"><caption>{caption}</caption>'
         f"<thead>{head}</thead><tbody>{''.join(body)}</tbody></table></div>"
     )
 
