@@ -84,7 +84,7 @@ def check_precision(spec: RunSpec, device: torch.device) -> None:
     """Raise SpecError if the device cannot compute in the recipe's parameter dtype."""
     if spec.precision.param is DType.BF16 and device.type == "cuda" and not torch.cuda.is_bf16_supported(False):
         name = torch.cuda.get_device_name(device)
-        raise SpecError(f"Precision is {spec.precision.value!r}, but {name} has no bf16; use --precision fp32.")
+        raise SpecError(f"Precision is {spec.precision.value!r}, but {name} has no bf16; use precision fp32.")
 
 
 @contextmanager

@@ -48,8 +48,8 @@ def add_spec_options(parser: argparse.ArgumentParser) -> None:
     option("--ranks", "N", "number of ranks (default 2)")
     option("--precision", "P", f"{_values(Precision)} (default fp32)")
     option("--unit", "U", "model, block, block:K, layer or numel:K (default block; model with --params)")
-    option("--batch", "B", "sequences on each rank (default 2)")
-    option("--seq", "T", "tokens in a sequence (default 64)")
+    option("--batch", "B", f"sequences on each rank (default {RunSpec.batch})")
+    option("--seq", "T", f"tokens in a sequence (default {RunSpec.seq})")
     option("--optimizer", "O", "adamw")
     option("--checkpointing", "C", "none")
     option("--offload", "O", "none")
@@ -76,8 +76,8 @@ def spec_from_args(args: argparse.Namespace) -> RunSpec:
         ranks=_whole(args, "ranks", 2),
         precision=parse_enum(Precision, _text(args, "precision", Precision.FP32), "--precision"),
         unit=UnitPolicy.parse(_text(args, "unit", default_unit)),
-        batch=_whole(args, "batch", 2),
-        seq=_whole(args, "seq", 64),
+        batch=_whole(args, "batch", RunSpec.batch),
+        seq=_whole(args, "seq", RunSpec.seq),
         zero1_form=parse_enum(Zero1Form, _text(args, "zero1_form", Zero1Form.REDUCE_SCATTER), "--zero1-form"),
         prefetch=_whole(args, "prefetch", 0),
         async_reduce=_boolean(args, "async_reduce"),

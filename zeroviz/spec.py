@@ -201,8 +201,8 @@ class RunSpec:
     ranks: int = 2
     precision: Precision = Precision.FP32
     unit: UnitPolicy = UnitPolicy()
-    batch: int = 2
-    seq: int = 64
+    batch: int = 1
+    seq: int = 32
     zero1_form: Zero1Form = Zero1Form.REDUCE_SCATTER
     prefetch: int = 0
     async_reduce: bool = False
@@ -227,7 +227,7 @@ class RunSpec:
         if model.family is Family.BARE and unit.kind in (UnitKind.BLOCK, UnitKind.LAYER):
             raise SpecError(
                 f"Unit is {str(unit)!r}, but a bare parameter count has no blocks or layers; "
-                "use --unit model or --unit numel:K, or name a model."
+                "use unit model or numel:K, or name a model."
             )
         if unit.kind is UnitKind.BLOCK and unit.count > model.layers:
             raise SpecError(
@@ -242,7 +242,7 @@ class RunSpec:
         if model.family is Family.GPT2 and self.seq > model.positions:
             raise SpecError(
                 f"seq is {self.seq}, but {model.name} has learned positions for {model.positions} tokens; "
-                f"use --seq from 1 to {model.positions}."
+                f"use seq from 1 to {model.positions}."
             )
         if self.zero1_form is not Zero1Form.REDUCE_SCATTER and self.strategy is not Strategy.ZERO1:
             raise SpecError(

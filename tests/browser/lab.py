@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shlex
 import shutil
 import signal
 import socket
@@ -20,6 +21,7 @@ from typing import Self
 from playwright.sync_api import Browser, Locator, Page, Playwright
 
 ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOK = "notebooks/explorer.ipynb"
 CHROMIUM = Path(os.environ.get("ZEROVIZ_CHROMIUM", "/usr/bin/chromium"))
 CHROMIUM_ARGS = (
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking",
@@ -30,21 +32,25 @@ STOP_S = 15.0
 
 
 class Lab:
-    """JupyterLab on a copy of the notebooks, started as `zeroviz explore` starts it, without a browser.
+    """JupyterLab on a copy of the notebooks, or, `by_make`, on the checkout's own through `make explore`.
 
-    Its configuration, its workspaces and its files live under `home`, so nothing of the user's is read or changed.
+    Its configuration, its workspaces and, for the copy, its files live under `home`: nothing of the user's is read or
+    changed. It is started without a browser.
     """
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, *, by_make: bool = False) -> None:
         self.home = home
-        self.notebooks = home / "notebooks"
+        self.by_make = by_make
+        self.root = ROOT if by_make else home
         self.token = secrets.token_hex(16)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
 
     def __enter__(self) -> Self:
-        shutil.copytree(ROOT / "notebooks", self.notebooks, ignore=shutil.ignore_patterns(".ipynb_checkpoints"))
+        if not self.by_make:
+            ignored = shutil.ignore_patterns(".ipynb_checkpoints")
+            shutil.copytree(ROOT / "notebooks", self.root / "notebooks", ignore=ignored)
         settings = self.home / "settings" / "@jupyterlab" / "apputils-extension"
         settings.mkdir(parents=True)
         (settings / "notification.jupyterlab-settings").write_text(json.dumps({"fetchNews": "false"}))
@@ -53,17 +59,19 @@ class Lab:
             "JUPYTERLAB_SETTINGS_DIR": "settings", "JUPYTERLAB_WORKSPACES_DIR": "workspaces", "IPYTHONDIR": "ipython",
         }  # fmt: skip
         environment = {**os.environ, **{name: str(self.home / folder) for name, folder in places.items()}}
-        command = [
-            sys.executable, "-m", "jupyterlab", str(self.notebooks / "explorer.ipynb"), "--no-browser",
-            f"--ServerApp.port={self.port}", "--ServerApp.port_retries=0", f"--IdentityProvider.token={self.token}",
-            f"--ServerApp.root_dir={self.notebooks}",
+        options = [
+            "--no-browser", f"--ServerApp.port={self.port}", "--ServerApp.port_retries=0",
+            f"--IdentityProvider.token={self.token}", f"--ServerApp.root_dir={self.root}",
         ]  # fmt: skip
-        if os.geteuid() == 0:
-            command.append("--allow-root")
+        if self.by_make:
+            command = ["make", "explore", f"VENV={sys.prefix}", f"JUPYTER_ARGS={shlex.join(options)}"]
+        else:
+            root_user = ["--allow-root"] if os.geteuid() == 0 else []
+            command = [sys.executable, "-m", "jupyterlab", str(self.root / NOTEBOOK), *options, *root_user]
         self.log = self.home / "lab.log"
         with self.log.open("w") as log:
             self._process = subprocess.Popen(
-                command, cwd=self.home, env=environment, stdout=log, stderr=log, start_new_session=True
+                command, cwd=self.root, env=environment, stdout=log, stderr=log, start_new_session=True
             )
         try:
             self._wait()
@@ -79,7 +87,7 @@ class Lab:
 
     def url(self, workspace: str) -> str:
         """The explorer's address in a workspace of its own."""
-        return f"http://127.0.0.1:{self.port}/lab/workspaces/{workspace}/tree/explorer.ipynb?token={self.token}"
+        return f"http://127.0.0.1:{self.port}/lab/workspaces/{workspace}/tree/{NOTEBOOK}?token={self.token}"
 
     def end_kernels(self) -> None:
         """Shut every kernel down, or the next page would meet the old one."""
@@ -107,9 +115,9 @@ class Lab:
                 time.sleep(0.2)
 
     def _stop(self) -> None:
-        """Lab ends its kernels on SIGTERM, and each kernel its engines."""
+        """Lab ends its kernels on SIGTERM, and each kernel its engines. The signal goes to make's children too."""
         if self._process.poll() is None:
-            self._process.terminate()
+            os.killpg(self._process.pid, signal.SIGTERM)
             try:
                 self._process.wait(STOP_S)
             except subprocess.TimeoutExpired:

@@ -3,59 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser
 
+from tests.browser.expect import assert_shows, expected, wait_until
 from tests.browser.lab import ROOT, ExplorerPage, Lab
 from zeroviz.models import PRESETS
 from zeroviz.predict import predict
 from zeroviz.spec import Precision, RunSpec, Strategy, UnitPolicy
-from zeroviz.trace import Trace
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
 NOTEBOOK = ROOT / "notebooks" / "explorer.ipynb"
 WAIT_S = 15.0
 COLD_RUN_S, WARM_RUN_S = 120.0, 60.0
-
-
-def wait_until(explorer: ExplorerPage, holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline, f"the page still shows: {explorer.title()}"
-        explorer.page.wait_for_timeout(50)
-
-
-def expected(trace: Trace) -> dict[tuple[int, str, str], int]:
-    """Every cell of the memory table as the trace has it; a category that one moment lacks holds 0 there."""
-    cells: dict[tuple[int, str, str], int] = {}
-    for rank in trace.ranks:
-        rest, peak = rank.at_rest, rank.peak()
-        for category in {*rest, *peak.by_category}:
-            cells[rank.rank, "at rest", category.value] = rest.get(category, 0)
-            cells[rank.rank, "peak", category.value] = peak.by_category.get(category, 0)
-        cells[rank.rank, "at rest", "total"] = rank.rest_nbytes
-        cells[rank.rank, "peak", "total"] = peak.total
-    return cells
-
-
-def assert_shows(explorer: ExplorerPage, trace: Trace) -> None:
-    """Wait until title, table and bars are the trace's, on every rank: a few redraws may be under way."""
-    spec = trace.spec
-    title = f"{spec.strategy.label} on {spec.ranks} rank{'s' * (spec.ranks > 1)}, {spec.precision.value}"
-    cells, bars = expected(trace), [rank.peak().total for rank in trace.ranks]
-
-    def shown() -> bool:
-        words = explorer.title()
-        # Two units may have the same figures, when the same unit makes the peak.
-        named = words.startswith(title) and f"({spec.unit});" in words
-        return named and explorer.figures() == cells and explorer.bars() == bars
-
-    wait_until(explorer, shown)
 
 
 def start_state(explorer: ExplorerPage, ranks: int = 2) -> None:
@@ -214,8 +177,3 @@ def test_shift_enter_twice_is_all_the_keyboard_needs(browser: Browser, lab: Lab)
         page.wait_for_timeout(300)
     page.locator("svg.zeroviz-picture").first.wait_for(timeout=60_000)
     page.close()
-
-
-def test_the_checkout_was_not_touched(lab: Lab) -> None:
-    assert lab.notebooks != NOTEBOOK.parent and not list(NOTEBOOK.parent.glob(".ipynb_checkpoints"))
-    assert '"outputs": []' in Path(NOTEBOOK).read_text()

@@ -235,7 +235,7 @@ def test_figure_file(suffix: str, start: bytes, tmp_path: Path, capsys: pytest.C
         (("predict", "--model", "no/such/config.json"), ("does not exist",)),
         (("predict", "--model", "tiny", "--params", "7e9"), ("Both --model tiny and --params 7e9",)),
         (("predict", "--params", "lots"), ("--params is 'lots'", "7e9")),
-        (("predict", "--params", "7e9", "--unit", "block"), ("no blocks or layers", "--unit model")),
+        (("predict", "--params", "7e9", "--unit", "block"), ("no blocks or layers", "use unit model")),
         (("predict", "--seq", "131"), ("131", "130")),
         (("predict", "--figure", "picture.gif"), ("'picture.gif'", ".svg, .png, .pdf")),
         (("predict", "--figure", "picture"), ("'picture'",)),

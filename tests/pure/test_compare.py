@@ -122,7 +122,7 @@ def test_without_gloo_only_kernels_are_named() -> None:
 
 def test_traces_of_two_specs_are_refused_by_name() -> None:
     other = predict(replace(SPEC, batch=4))
-    with pytest.raises(TraceError, match=r"batch \(2 and 4\)"):
+    with pytest.raises(TraceError, match=r"batch \(1 and 4\)"):
         compare(predict(SPEC), other)
 
 

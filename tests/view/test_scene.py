@@ -172,4 +172,4 @@ def test_a_bare_count_says_that_it_knows_no_activations() -> None:
 def test_two_specs_cannot_share_a_picture() -> None:
     spec = RunSpec(model=PRESETS["tiny"], ranks=2)
     with pytest.raises(TraceError, match="another spec"):
-        build_scene(predict(spec), live(predict(replace(spec, batch=1))))
+        build_scene(predict(spec), live(predict(replace(spec, batch=3))))
