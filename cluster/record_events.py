@@ -24,7 +24,7 @@ _OP, _TAG = "zeroviz::op|", "zeroviz::tag|"
 
 # Operators made of others: what dies inside them was handed from one operator to the next, as it would be without
 # them. What dies inside any other operator is its scratch.
-_COMPOSITE = frozenset(
+COMPOSITE = frozenset(
     {
         "aten::linear",
         "aten::matmul",
@@ -124,7 +124,7 @@ class EventRecorder:
                 place = _Place(node.id, (phase, op, unit), 0, False)
             elif name == BACKEND_RANGE or name.startswith("gloo:"):
                 place = _Place(place.op, place.where, place.operator, True)
-            elif name.startswith("aten::") and name not in _COMPOSITE and not place.operator:
+            elif name.startswith("aten::") and name not in COMPOSITE and not place.operator:
                 place = _Place(place.op, place.where, node.id, place.in_backend)
             stack.extend((child, place) for child in node.children)
         entries.sort(key=lambda entry: entry.time_ns)

@@ -66,7 +66,8 @@ def header(trace: Trace) -> list[str]:
     lines += entry("recipe", recipe(spec.precision), _HEADER_LABEL_WIDTH)
     if options := _options(spec):
         lines += entry("options", options, _HEADER_LABEL_WIDTH)
-    batch = f"{spec.batch:,} sequences of {spec.seq:,} = {spec.num_tokens_per_rank:,} tokens on each rank"
+    sequences = f"{spec.batch:,} sequence{'s' * (spec.batch > 1)}"
+    batch = f"{sequences} of {spec.seq:,} = {spec.num_tokens_per_rank:,} tokens on each rank"
     if model.family is Family.BARE:
         batch = "not counted: a bare count has no layers and so no activations"
     lines += entry("batch", batch, _HEADER_LABEL_WIDTH)

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 from cluster.allocator import cpu_counter
 from cluster.dtypes import TORCH_DTYPE
 from cluster.model import build_sublayer, initial_value
+from cluster.record_events import COMPOSITE
 from cluster.text import load_batch
 from zeroviz import activations
 from zeroviz.ledger import Ledger
@@ -214,17 +215,6 @@ def test_every_allocation_and_free_is_predicted(model: str, precision: Precision
 
 
 # The allocator's own events, without a dispatch mode in the way.
-
-COMPOSITE = {
-    "aten::linear",
-    "aten::matmul",
-    "aten::layer_norm",
-    "aten::rms_norm",
-    "aten::_fused_rms_norm",
-    "aten::cross_entropy_loss",
-    "aten::scaled_dot_product_attention",
-}
-"""Operators made of others; what dies inside any other operator is its scratch and belongs to no prediction."""
 
 
 def allocator_changes(function: Callable[[], None]) -> list[int]:
