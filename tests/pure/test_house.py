@@ -132,6 +132,14 @@ def test_notebooks_are_thin_and_clean(path: Path) -> None:
         assert not re.search(r"^\s*(async )?(def|class) ", source, re.MULTILINE), f"cell {number} defines something"
 
 
+def test_every_group_of_tests_is_collected() -> None:
+    """A folder that pytest passes over (`dist` is one, by default) would look like a green one."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "--quiet", "--quiet", "-p", "no:cacheprovider"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True).stdout
+    collected = {line.partition(":")[0] for line in listed.splitlines() if line.startswith("tests/")}
+    assert collected == {str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py")}
+
+
 def files() -> set[str]:
     """Every file of the repository that deserves a line in the README."""
     found = set()
