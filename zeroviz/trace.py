@@ -80,7 +80,10 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """One collective call as a rank made it; `payload_nbytes` is the whole array's, padding included."""
+    """One collective call as a rank made it, in a group of `num_ranks`.
+
+    payload_nbytes: the whole array's, padding included. sent_nbytes: what a ring makes this rank send of it.
+    """
 
     op: CollectiveOp
     dtype: str
@@ -88,6 +91,10 @@ class Collective:
     payload_nbytes: int
     phase: str
     unit: str
+
+    @property
+    def sent_nbytes(self) -> int:
+        return ring_sent_nbytes(self.op, self.payload_nbytes, self.num_ranks)
 
 
 @dataclass(frozen=True, slots=True)

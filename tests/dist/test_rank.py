@@ -18,9 +18,9 @@ import cluster.meter
 from cluster.meter import Meter, held_by_category
 from cluster.own.ddp import DDPUnit
 from cluster.own.step import Executor
-from cluster.rank import RankJob, joined_group, run_rank
+from cluster.rank import RankJob, check_precision, joined_group, run_rank
 from tests.dist.ranks import RankPool
-from zeroviz.errors import TraceError
+from zeroviz.errors import SpecError, TraceError
 from zeroviz.models import PRESETS
 from zeroviz.predict import predict
 from zeroviz.spec import Precision, RunSpec, Strategy, UnitPolicy
@@ -197,6 +197,19 @@ def test_gpt2_counts_its_parameters_and_its_bytes(rank_pool: RankPool) -> None:
         measured = live_ranks(rank_pool, spec)
         assert_rest_is_as_predicted(spec, measured)
         assert_peak_is_as_predicted(spec, measured)
+
+
+def test_a_gpu_without_bf16_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No such GPU is at hand: torch's two answers are replaced, the decision is ours."""
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: False)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla V100")
+    cuda = torch.device("cuda", 0)
+    check_precision(RunSpec(model=PRESETS["tiny"], precision=Precision.FP32), cuda)
+    for precision in (Precision.BF16, Precision.BF16_MIXED, Precision.BF16_FP32GRAD):
+        spec = RunSpec(model=PRESETS["tiny"], precision=precision)
+        with pytest.raises(SpecError, match=f"'{precision.value}'.*Tesla V100 has no bf16; use precision fp32"):
+            check_precision(spec, cuda)
+        check_precision(spec, torch.device("cpu"))
 
 
 def test_overlap_costs_bytes_and_they_are_seen(rank_pool: RankPool) -> None:
