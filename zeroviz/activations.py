@@ -44,7 +44,7 @@ def forward(ledger: Ledger, spec: RunSpec, segment: Segment, *, watched: bool = 
         return
     sizes = Sizes(spec.model, spec.precision, spec.batch, spec.seq, watched)
     changes: list[Change] = []
-    for kind, place in _places(segment):
+    for kind, place in places(segment):
         changes += passes(sizes, kind, place)[0]
     ledger.replay(changes)
 
@@ -57,13 +57,14 @@ def backward(ledger: Ledger, spec: RunSpec, segment: Segment, *, watched: bool =
         return
     sizes = Sizes(spec.model, spec.precision, spec.batch, spec.seq, watched)
     changes: list[Change] = []
-    for kind, place in reversed(_places(segment)):
+    for kind, place in reversed(places(segment)):
         changes += passes(sizes, kind, place)[1]
     changes += release(sizes, segment.sublayers[0].kind, segment.sublayers[-1].kind)
     ledger.replay(changes)
 
 
-def _places(segment: Segment) -> list[tuple[SublayerKind, Place]]:
+def places(segment: Segment) -> list[tuple[SublayerKind, Place]]:
+    """The segment's sublayers, each with its place in it."""
     sublayers = segment.sublayers
     last = len(sublayers) - 1
     # A parameter in the segment's first and last sublayer is a tied embedding with the whole model between.

@@ -1,7 +1,7 @@
 """The `zeroviz` command: what is typed becomes a RunSpec, what comes back becomes a table, JSON, a picture or a file.
 
-Exit codes: 0 for success; 1 for a run that failed; 2 for a request that is wrong; 130 for Ctrl-C. Every error meant for
-a person is one sentence on stderr.
+Exit codes: 0 for success; 1 for a run that failed or a published figure that does not hold; 2 for a request that is
+wrong; 130 for Ctrl-C. Every error meant for a person is one sentence on stderr.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from zeroviz.cli_budget import add_budget_options
 from zeroviz.cli_files import check_outputs, save_outputs
 from zeroviz.cli_spec import add_spec_options, spec_from_args
 from zeroviz.errors import RunError, SpecError, ZerovizError
@@ -90,13 +91,18 @@ def _build_parser() -> tuple[_Parser, dict[str, argparse.ArgumentParser]]:
 
     predict = command("predict", _predict, "work a training step out by arithmetic; starts nothing")
     run = command("run", _run, "run the step for real and show measured beside predicted")
+    validate = command("validate", _validate, "work out every published figure again; exit code 1 if one does not hold")
+    budget = command("budget", _budget, "what fits a GPU: the smallest N, the largest batch, the longest sequence")
     doctor = command("doctor", _doctor, "check devices, collectives and leftovers on this machine")
     command("explore", lambda args: _explore([]), "open the explorer in JupyterLab; further words go to JupyterLab")
     for sub in (predict, run):
         add_spec_options(sub)
         sub.add_argument("--figure", metavar="FILE", help="write the picture as .svg, .png or .pdf")
         sub.add_argument("--trace", metavar="FILE", help="write the whole trace, events included, as JSON")
-    for sub in (predict, run, doctor):
+    add_spec_options(budget)
+    add_budget_options(budget)
+    validate.add_argument("--only", metavar="GROUP", help="one group of rows, such as zero_paper_table1")
+    for sub in (predict, run, validate, budget, doctor):
         sub.add_argument("--json", action="store_true", help="print the report as JSON and nothing else")
     return parser, dict(commands.choices)
 
@@ -130,6 +136,21 @@ def _run(args: argparse.Namespace) -> int:
     save_outputs(args.figure, args.trace, predicted, measured)
     print(json.dumps(measured.report(), indent=1) if args.json else render_live(predicted, measured).rstrip())
     return 0
+
+
+def _validate(args: argparse.Namespace) -> int:
+    from zeroviz.tables_validate import render_validation
+    from zeroviz.validate import mismatches, report, validate
+
+    groups = validate(args.only)
+    print(json.dumps(report(groups), indent=1) if args.json else render_validation(groups).rstrip())
+    return EXIT_FAILED if mismatches(groups) else 0
+
+
+def _budget(args: argparse.Namespace) -> int:
+    from zeroviz.cli_budget import answer_budget
+
+    return answer_budget(args)
 
 
 def _doctor(args: argparse.Namespace) -> int:

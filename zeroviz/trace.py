@@ -11,8 +11,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import accumulate
 from math import isfinite, nan
-from typing import Any
+from typing import Any, NamedTuple
 
 from zeroviz.collectives import CollectiveOp, ring_sent_nbytes
 from zeroviz.errors import TraceError
@@ -64,8 +65,7 @@ class Category(Enum):
 CATEGORY_ORDER = tuple(Category)
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """A change of what a rank holds: `delta_nbytes` of `category`, positive when allocated, negative when freed.
 
     phase, op and unit say where in the step it happened: `backward`, `unshard`, `block 3`.
@@ -357,21 +357,15 @@ def _json_numbers(values: Iterable[float]) -> list[float | None]:
 
 
 def _find_peak(rank: RankTrace) -> Peak:
+    totals = list(accumulate((event.delta_nbytes for event in rank.events), initial=rank.rest_nbytes))
+    best = max(totals)
+    num_events = totals.index(best)  # up to the first such moment; 0 is at rest
     live: Counter[Category] = Counter(rank.rest)
-    total = best = rank.rest_nbytes
-    where = ("at rest", "", "")
-    held = _nonzero(live)
-    position_of_best = -1
-    for position, event in enumerate(rank.events):
-        total += event.delta_nbytes
-        if total > best:
-            best, position_of_best = total, position
-    for event in rank.events[: position_of_best + 1]:
+    for event in rank.events[:num_events]:
         live[event.category] += event.delta_nbytes
-    if position_of_best >= 0:
-        event = rank.events[position_of_best]
-        where, held = (event.phase, event.op, event.unit), _nonzero(live)
-    return Peak(best, *where, held)
+    last = rank.events[num_events - 1] if num_events else None
+    where = (last.phase, last.op, last.unit) if last else ("at rest", "", "")
+    return Peak(best, *where, _nonzero(live))
 
 
 def _nonzero(counts: Mapping[Category, int]) -> dict[Category, int]:

@@ -208,7 +208,7 @@ def test_figure_file(suffix: str, start: bytes, tmp_path: Path, capsys: pytest.C
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        ((), ("allowed are predict, run, doctor, explore",)),
+        ((), ("allowed are predict, run, validate, budget, doctor, explore",)),
         (("frobnicate",), ("frobnicate", "predict")),
         (("predict", "--frob", "3"), ("'--frob 3'", "--model", "--strategy", "--figure")),
         (("predict", "extra"), ("'extra'", "--model")),

@@ -1,0 +1,225 @@
+"""The fast peak against the walk over the schedule: every field, for every kind of spec."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from zeroviz import outline as outline_module
+from zeroviz import peak as peak_module
+from zeroviz.models import PRESETS, ModelShape, bare
+from zeroviz.outline import outline
+from zeroviz.peak import floor_of, moments_of, peak_of
+from zeroviz.predict import predict
+from zeroviz.spec import Precision, RunSpec, Strategy, UnitKind, UnitPolicy
+
+TINY, TINY_LLAMA = PRESETS["tiny"], PRESETS["tiny-llama"]
+# Both families, tied and untied; one block, where first and last are the same, and enough blocks to jump over some.
+MODELS = {
+    "gpt2 tied": TINY,
+    "gpt2 untied": replace(TINY, tied=False, layers=6),
+    "gpt2 without biases": replace(TINY, attention_bias=False, mlp_bias=False, layers=1),
+    "llama untied": TINY_LLAMA,
+    "llama tied": replace(TINY_LLAMA, tied=True, layers=6),
+    "llama of one block": replace(TINY_LLAMA, layers=1, attention_bias=True),
+}
+UNITS = ("model", "block", "block:2", "layer", "numel:1", "numel:3e4")
+SETTINGS: list[dict[str, Any]] = [
+    *({"strategy": strategy, "async_reduce": overlap} for strategy in Strategy for overlap in (False, True)),
+    # 100 units ahead is all of them: nothing is left to gather in the middle of a pass.
+    *(
+        {"strategy": Strategy.ZERO3, "async_reduce": overlap, "prefetch": ahead}
+        for ahead in (1, 2, 100)
+        for overlap in (False, True)
+    ),
+]
+
+
+def assert_same(spec: RunSpec) -> None:
+    """Every field, and the categories in the same order: tables print them as they come."""
+    fast, walked = peak_of(spec), predict(spec).ranks[0].peak()
+    assert fast == walked, spec
+    assert list(fast.by_category) == list(walked.by_category), spec
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS.keys())
+def test_peak_is_the_walks(model: ModelShape, unit: str) -> None:
+    """Sizes differ from one setting to the next, so the same outline is asked for more than one of them."""
+    if unit == "block:2" and model.layers < 2:
+        unit = "block:1"
+    sizes = itertools.cycle([(1, 1, 1), (2, 3, 17), (7, 2, 32), (16, 1, 96), (3, 40, 5)])  # ranks, batch, seq
+    for settings, precision, _ in itertools.product(SETTINGS, Precision, range(2)):
+        ranks, batch, seq = next(sizes)
+        policy = UnitPolicy.parse(unit)
+        assert_same(
+            RunSpec(model=model, unit=policy, precision=precision, ranks=ranks, batch=batch, seq=seq, **settings)
+        )
+
+
+def random_specs(seed: int, count: int) -> Iterator[RunSpec]:
+    """Models of any proportions, so that each kind of moment gets its turn at being the peak."""
+    draw = random.Random(seed)
+    for _ in range(count):
+        heads, kv_groups, head_dim = draw.randint(1, 4), draw.randint(1, 3), 2 * draw.randint(1, 40)
+        sizes = {
+            "vocab": draw.choice((3, 100, 5000)),
+            "layers": draw.randint(1, 9),
+            "ffn": draw.choice((1, 64, 900)),
+            "positions": draw.choice((64, 4000)),
+            "heads": heads * kv_groups,
+            "head_dim": head_dim,
+            "tied": draw.random() < 0.5,
+            "attention_bias": draw.random() < 0.5,
+            "mlp_bias": draw.random() < 0.5,
+        }
+        if draw.random() < 0.5:
+            hidden = heads * kv_groups * head_dim
+            model = replace(TINY, name="drawn", hidden=hidden, kv_heads=sizes["heads"], **sizes)
+        else:
+            model = replace(TINY_LLAMA, name="drawn", hidden=draw.randint(1, 200), kv_heads=heads, **sizes)
+        kind = draw.choice(list(UnitKind))
+        most = {UnitKind.BLOCK: model.layers, UnitKind.NUMEL: model.num_params}.get(kind, 1)
+        strategy = draw.choice(list(Strategy))
+        yield RunSpec(
+            model=model,
+            strategy=strategy,
+            unit=UnitPolicy(kind, draw.randint(1, most)),
+            precision=draw.choice(list(Precision)),
+            ranks=draw.randint(1, 20),
+            batch=draw.choice((1, 2, 50)),
+            seq=draw.randint(1, 64),
+            prefetch=draw.randint(0, 4) if strategy is Strategy.ZERO3 else 0,
+            async_reduce=draw.random() < 0.5,
+        )
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_peak_is_the_walks_for_any_proportions(seed: int) -> None:
+    for spec in random_specs(seed, 80):
+        assert_same(spec)
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if not name.startswith("tiny")])
+def test_peak_is_the_walks_for_large_models(name: str) -> None:
+    for strategy, unit in itertools.product(Strategy, ("model", "block", "block:5", "layer", "numel:3e8")):
+        unit = "numel:1e8" if unit == "numel:3e8" and PRESETS[name].num_params < 3e8 else unit
+        assert_same(
+            RunSpec(model=PRESETS[name], strategy=strategy, unit=UnitPolicy.parse(unit), ranks=9, batch=2, seq=1000)
+        )
+
+
+def test_bare_counts() -> None:
+    for num_params, strategy, precision, ranks in itertools.product((1, 10, 7 * 10**9), Strategy, Precision, (1, 3, 8)):
+        for unit in ("model", "numel:1"):
+            assert_same(
+                RunSpec(
+                    model=bare(num_params),
+                    strategy=strategy,
+                    precision=precision,
+                    ranks=ranks,
+                    unit=UnitPolicy.parse(unit),
+                )
+            )
+
+
+def test_absurd_sizes_stay_exact() -> None:
+    """10**15 fp32 parameters on 10**6 ranks under ZeRO-3: 16P/N at rest, and 4P + 4P for the one unit in backward."""
+    spec = RunSpec(model=bare(10**15), ranks=10**6, unit=UnitPolicy.parse("model"))
+    peak = peak_of(spec)
+    assert peak.total == 16 * 10**9 + 8 * 10**15
+    assert (peak.phase, peak.op, peak.unit) == ("backward", "prepare grad", "model")
+
+
+def test_of_equal_moments_the_first_is_the_peak() -> None:
+    """ZeRO-2 with bf16-mixed on 6 ranks ties two moments: the gradient 2P, and the update's temporaries 12P/6."""
+    spec = RunSpec(
+        model=bare(6000),
+        strategy=Strategy.ZERO2,
+        precision=Precision.BF16_MIXED,
+        ranks=6,
+        unit=UnitPolicy.parse("model"),
+    )
+    assert peak_of(spec).total == 2 * 6000 + 14 * 1000 + 2 * 6000
+    assert peak_of(spec).phase == predict(spec).ranks[0].peak().phase == "backward"
+    assert peak_of(replace(spec, ranks=5)).phase == "optimizer"  # 12P/5 > 2P
+    assert peak_of(replace(spec, ranks=7)).phase == "backward"  # 12P/7 < 2P
+
+
+# ---- the two ideas, each by itself ----
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_runs_tile_the_step_and_repeat(unit: str) -> None:
+    for layers, prefetch in itertools.product((1, 2, 3, 4, 30), (0, 2)):
+        policy = UnitPolicy.parse("block" if unit == "block:2" and layers < 2 else unit)
+        step = outline(replace(TINY, layers=layers), policy, Strategy.ZERO3, prefetch, True)
+        position = 0
+        for run in step.runs:
+            assert run.start == position
+            pattern = step.sequence[position : position + run.period]
+            for _ in range(run.count):
+                assert step.sequence[position : position + run.period] == pattern
+                position += run.period
+        assert position == len(step.sequence) == len(step.ops)
+
+
+@pytest.mark.parametrize("unit", ["model", "block", "layer"])
+def test_more_blocks_make_runs_longer_not_more(unit: str) -> None:
+    """Why a model of 80 layers takes no longer than one of 10 once its outline is known."""
+    shapes = []
+    for layers in (10, 80):
+        step = outline(replace(TINY_LLAMA, layers=layers), UnitPolicy.parse(unit), Strategy.ZERO3, 1, True)
+        shapes.append([(run.period, run.count > 1) for run in step.runs])
+    assert shapes[0] == shapes[1]
+
+
+def test_jumping_over_repeats_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same peaks when no repetition is recognised, and so every token of the step is visited."""
+
+    def forget() -> None:
+        outline_module.outline.cache_clear()
+        peak_module._moments.cache_clear()
+
+    specs = list(random_specs(99, 100))
+    forget()
+    jumped = [peak_of(spec) for spec in specs]
+    monkeypatch.setattr(outline_module, "MAX_PERIOD", 0)
+    forget()
+    assert all(run.count == 1 for run in moments_of(specs[0]).step.runs)
+    assert [peak_of(spec) for spec in specs] == jumped
+    forget()
+
+
+def test_few_moments_can_be_the_peak() -> None:
+    """Out of the 16,560 events of llama3-70b in blocks, at most two dozen; and no more than that for any other."""
+    for model, strategy, precision, unit in itertools.product(
+        PRESETS.values(), Strategy, Precision, ("model", "block", "layer")
+    ):
+        spec = RunSpec(model=model, strategy=strategy, precision=precision, unit=UnitPolicy.parse(unit))
+        assert 1 <= len(moments_of(spec).candidates) <= 24
+    assert len(predict(RunSpec(model=PRESETS["llama3-70b"])).ranks[0].events) == 16_560
+
+
+def test_floor_is_below_the_peak_and_never_rises() -> None:
+    """What the search for N stands on. The peak itself does rise, by padding, once N is large.
+
+    A shard of ceil(37237 / N) elements is often the same for N and N + 1 when N is near 193, the square root; the
+    gathered buffer, N times as long, then grows by one shard.
+    """
+    rises = 0
+    for settings, precision in itertools.product(SETTINGS, Precision):
+        floors, peaks = [], []
+        for ranks in range(1, 300):
+            spec = RunSpec(model=TINY, precision=precision, ranks=ranks, **settings)
+            floors.append(floor_of(spec))
+            peaks.append(peak_of(spec).total)
+        assert all(floor <= peak for floor, peak in zip(floors, peaks, strict=True))
+        assert floors == sorted(floors, reverse=True)
+        rises += sum(after > before for before, after in itertools.pairwise(peaks))
+    assert rises > 0

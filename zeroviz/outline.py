@@ -1,0 +1,121 @@
+"""The outline of a step: its schedule as tokens of equal changes, and the stretches of it that repeat.
+
+An outline knows the order of things and which of them are alike, but no size: it is the same for every batch, seq,
+number of ranks and precision. `zeroviz.peak` puts bytes on it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from zeroviz.activations import places
+from zeroviz.models import ModelShape, SublayerKind
+from zeroviz.partition import Plan, Segment, plan_for
+from zeroviz.schedule import Op, OpKind, schedule
+from zeroviz.spec import RunSpec, Strategy, UnitPolicy
+from zeroviz.tape import Place
+
+MAX_PERIOD = 64  # tokens; blocks cut into layers repeat after 16. Longer patterns are walked through, repeats and all
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """What fixes which bytes an op changes, or a sublayer within a FORWARD or BACKWARD: equal tokens, equal changes.
+
+    slot: which of the outline's distinct unit sizes; 0 where no unit's buffers are touched.
+    sublayer: what is computed, and its place in the segment.
+    released: first and last sublayer of a segment whose backward is over.
+    """
+
+    op: OpKind
+    slot: int = 0
+    sublayer: tuple[SublayerKind, Place] | None = None
+    released: tuple[SublayerKind, SublayerKind] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """`count` repetitions of `period` tokens, the first at `start`; a single token is a run of 1 x 1."""
+
+    start: int
+    period: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """The step in tokens. `sequence` indexes `tokens`; `ops` says of each of its positions which op that is part of.
+
+    numels: how many units there are of each size; a token's slot counts its keys.
+    """
+
+    plan: Plan
+    numels: Counter[int]
+    tokens: tuple[Token, ...]
+    sequence: tuple[int, ...]
+    ops: tuple[Op, ...]
+    runs: tuple[Run, ...]
+
+    def where(self, position: int) -> tuple[str, str, str]:
+        """(phase, op, unit) of a position of `sequence`, as events have it."""
+        op = self.ops[position]
+        return op.phase.value, op.kind.value, "" if op.unit is None else self.plan.units[op.unit].name
+
+
+@lru_cache(maxsize=1024)
+def outline(model: ModelShape, unit: UnitPolicy, strategy: Strategy, prefetch: int, async_reduce: bool) -> Outline:
+    """The outline of every spec with these settings, whatever its batch, seq, ranks and precision."""
+    spec = RunSpec(
+        model=model, unit=unit, strategy=strategy, prefetch=prefetch, async_reduce=async_reduce, batch=1, seq=1
+    )
+    plan = plan_for(spec)
+    numels = Counter(unit.numel for unit in plan.units)
+    slots = {numel: slot for slot, numel in enumerate(numels)}
+    slot_of = [slots[unit.numel] for unit in plan.units]
+    number: dict[Token, int] = {}
+    sequence: list[int] = []
+    ops: list[Op] = []
+    for op in schedule(spec):
+        if op.segment is not None:
+            tokens = _segment_tokens(op.kind, plan.segments[op.segment])
+        else:
+            tokens = [Token(op.kind, 0 if op.unit is None else slot_of[op.unit])]
+        sequence += [number.setdefault(token, len(number)) for token in tokens]
+        ops += [op] * len(tokens)
+    return Outline(plan, numels, tuple(number), tuple(sequence), tuple(ops), tuple(_runs(sequence)))
+
+
+def _segment_tokens(op: OpKind, segment: Segment) -> list[Token]:
+    """One token a sublayer, in the order of the pass; after backward, what the caller lets go."""
+    first, last = segment.sublayers[0].kind, segment.sublayers[-1].kind
+    if first is SublayerKind.BARE:
+        return []
+    tokens = [Token(op, sublayer=sublayer) for sublayer in places(segment)]
+    if op is OpKind.BACKWARD:
+        tokens.reverse()
+        tokens.append(Token(op, released=(first, last)))
+    return tokens
+
+
+def _runs(sequence: Sequence[int]) -> Iterator[Run]:
+    """Cover the sequence with runs, at each position the one that reaches furthest.
+
+    Two repetitions are visited anyway, so a run has at least three.
+    """
+    position = 0
+    while position < len(sequence):
+        best = Run(position, 1, 1)
+        for period in range(1, min(MAX_PERIOD, (len(sequence) - position) // 3) + 1):
+            if best.count > 1 and period % best.period == 0:
+                continue  # a multiple of a period reaches no further
+            stop = position
+            while stop + period < len(sequence) and sequence[stop] == sequence[stop + period]:
+                stop += 1
+            count = (stop - position) // period + 1
+            if count >= 3 and count * period > best.count * best.period:
+                best = Run(position, period, count)
+        yield best
+        position += best.count * best.period

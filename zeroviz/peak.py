@@ -1,0 +1,277 @@
+"""peak_of(spec): the peak of the predicted step in microseconds, without making an event.
+
+It equals `predict(spec).ranks[0].peak()` in every field and for every spec; tests/pure/test_peak.py compares the two.
+
+[Note: linear moments] At any moment a rank holds a set of tensors. The size of each is a whole multiple of n = batch
+seq, of seq, of a constant, or of the elements of some unit's whole buffer w or shard s. Which tensors they are depends
+on model, units, strategy, recipe and overlap, but not on batch, seq or N. So with all these fixed, what is held at a
+moment is a linear form
+
+    a n + b seq + c + sum over unit sizes (d w + e s)          s = ceil(numel / N), w = N s; DDP: s = w = numel
+
+and the peak is the largest of the step's forms, the first of them where several are equal. Every variable is at least
+1. So a moment whose coefficients are nowhere above those of another one is never larger, and it is no candidate if the
+other is earlier, or larger somewhere: of the thousands of moments of a step about ten are left, whatever the model.
+
+[Note: repeats] Blocks are alike, so stretches of a step repeat: a pattern of changes with the net D, r times. At one
+place of the pattern the repetitions hold base, base + D, ..., base + (r - 1) D. Whatever the sign of D, the largest of
+these is the first or the last, and the first one is the earliest where D = 0. So the first and the last repetition are
+visited and (r - 2) D is added in between. This is said of bytes, not of coefficients, so it holds for all sizes alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
+from operator import add, ge, mul, neg
+
+from zeroviz.models import Family, ModelShape
+from zeroviz.outline import Outline, Token, outline
+from zeroviz.predict import NBYTES_PER_TOKEN_ID
+from zeroviz.schedule import OpKind
+from zeroviz.spec import Precision, RunSpec, Strategy, UnitPolicy
+from zeroviz.sublayers import passes, release
+from zeroviz.tape import Change, Sizes
+from zeroviz.trace import CATEGORY_ORDER, Category, Peak
+
+# Coefficients of (n, seq, 1), and after them of (w, s) for each distinct size of a unit.
+Form = tuple[int, ...]
+NUM_FIXED = 3
+AT_REST = -1  # the position of the moment before the step
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A moment of the step: what is held in all and by category, and the outline's position that led to it."""
+
+    total: Form
+    held: Mapping[Category, Form]
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """The candidates for the peak in order of time; their forms speak of the distinct unit sizes of `step`."""
+
+    step: Outline
+    candidates: tuple[Moment, ...]
+
+    def peak(self, values: Sequence[int]) -> Peak:
+        """The peak for these values of the variables."""
+        totals = self.totals(values)
+        best = max(totals)
+        moment = self.candidates[totals.index(best)]
+        where = ("at rest", "", "") if moment.position == AT_REST else self.step.where(moment.position)
+        held = {category: sum(map(mul, form, values)) for category, form in moment.held.items()}
+        return Peak(best, *where, {category: held[category] for category in CATEGORY_ORDER if held.get(category)})
+
+    def totals(self, values: Sequence[int]) -> list[int]:
+        """What each candidate holds for these values of the variables."""
+        return [sum(map(mul, moment.total, values)) for moment in self.candidates]
+
+    def values(self, spec: RunSpec, *, padded: bool = True) -> list[int]:
+        """What the variables are for `spec`; whole buffers without their padding where `padded` is False."""
+        values = [spec.batch * spec.seq, spec.seq, 1]
+        for numel in self.step.numels:
+            shard = numel if spec.strategy is Strategy.DDP else -(-numel // spec.ranks)
+            is_whole = spec.strategy is Strategy.DDP or not padded
+            values += (numel if is_whole else shard * spec.ranks, shard)
+        return values
+
+
+def peak_of(spec: RunSpec) -> Peak:
+    """The first moment at which the sum is largest: what `predict(spec).ranks[0].peak()` finds."""
+    moments = moments_of(spec)
+    return moments.peak(moments.values(spec))
+
+
+def floor_of(spec: RunSpec) -> int:
+    """What the peak would be if whole buffers had no padding: never above the peak, and never rising with N."""
+    moments = moments_of(spec)
+    return max(moments.totals(moments.values(spec, padded=False)))
+
+
+def moments_of(spec: RunSpec) -> Moments:
+    """The candidates for the peak of `spec`, the same for whatever batch, seq and ranks."""
+    return _moments(spec.model, spec.unit, spec.strategy, spec.prefetch, spec.async_reduce, spec.precision)
+
+
+@lru_cache(maxsize=2048)
+def _moments(
+    model: ModelShape, unit: UnitPolicy, strategy: Strategy, prefetch: int, async_reduce: bool, precision: Precision
+) -> Moments:
+    step = outline(model, unit, strategy, prefetch, async_reduce)
+    width = NUM_FIXED + 2 * len(step.numels)
+    pieces = [_piece(token, model, strategy, precision, width) for token in step.tokens]
+    walk = _Walk(_rest(step, strategy, precision, width), width)
+    for run in step.runs:
+        held, total = walk.held, walk.total
+        for position in range(run.start, run.start + run.period):
+            walk.visit(pieces[step.sequence[position]], position)
+        if run.count > 1:
+            walk.repeat_since(held, total, run.count - 2)
+            last = run.start + (run.count - 1) * run.period
+            for position in range(last, last + run.period):
+                walk.visit(pieces[step.sequence[position]], position)
+    return Moments(step, tuple(walk.candidates))
+
+
+class _Walk:
+    """What is held so far, and the moments that no other one rules out. See [Note: linear moments].
+
+    `held` and `total` are replaced and never changed, so a moment may keep them.
+    """
+
+    def __init__(self, held: Mapping[Category, Form], width: int) -> None:
+        self.held = held
+        self.total = _sum(held.values(), width)
+        self.candidates = [Moment(self.total, held, AT_REST)]
+
+    def change(self, held: Mapping[Category, Form], total: Form) -> None:
+        """Add to what is held."""
+        self.held = _merge(self.held, held)
+        self.total = tuple(map(add, self.total, total))
+
+    def consider(self, held: Mapping[Category, Form], total: Form, position: int) -> None:
+        """Take a later moment up, at `held` more than now, unless one before is everywhere at least as large."""
+        total = tuple(map(add, self.total, total))
+        for moment in reversed(self.candidates):
+            if all(map(ge, moment.total, total)):
+                return
+        self.candidates = [moment for moment in self.candidates if not all(map(ge, total, moment.total))]
+        self.candidates.append(Moment(total, _merge(self.held, held), position))
+
+    def visit(self, piece: _Piece, position: int) -> None:
+        for crest in piece.crests:
+            self.consider(crest.held, crest.total, position)
+        self.change(piece.net, piece.net_total)
+
+    def repeat_since(self, held: Mapping[Category, Form], total: Form, times: int) -> None:
+        """Repeat what changed since then. See [Note: repeats]."""
+        net = {
+            category: tuple(times * (now - before) for now, before in zip(form, held[category], strict=True))
+            if category in held
+            else tuple(times * now for now in form)
+            for category, form in self.held.items()
+        }
+        self.change(net, tuple(times * (now - before) for now, before in zip(self.total, total, strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """What a token changes: its net, and the moments within it that can be its largest, counted from its start."""
+
+    net: Mapping[Category, Form]
+    net_total: Form
+    crests: tuple[Moment, ...]
+
+
+def _summarize(changes: Iterable[tuple[Category, Form]], width: int) -> _Piece:
+    walk = _Walk({}, width)
+    for category, form in changes:
+        walk.consider({category: form}, form, 0)
+        walk.change({category: form}, form)
+    # The start holds nothing: it is the moment before the token, which has been considered.
+    return _Piece(walk.held, walk.total, tuple(moment for moment in walk.candidates if moment.held))
+
+
+def _rest(step: Outline, strategy: Strategy, precision: Precision, width: int) -> dict[Category, Form]:
+    """`zeroviz.memory.rest_by_category` as forms: so many units of a size hold so many times its w or s."""
+
+    def form(sharded: bool, itemsize: int) -> Form:
+        pairs = ((0, count * itemsize) if sharded else (count * itemsize, 0) for count in step.numels.values())
+        return (*(0,) * NUM_FIXED, *chain.from_iterable(pairs))
+
+    rest = {
+        Category.SHARDED_PARAM if strategy.shards_param else Category.UNSHARDED_PARAM: form(
+            strategy.shards_param, precision.param.itemsize
+        ),
+        Category.SHARDED_GRAD if strategy.shards_grad else Category.UNSHARDED_GRAD: form(
+            strategy.shards_grad, precision.grad.itemsize
+        ),
+        Category.OPTIMIZER_STATE: form(True, 2 * precision.moments.itemsize),
+    }
+    if precision.master:
+        rest[Category.MASTER_PARAM] = form(True, precision.master.itemsize)
+    return rest
+
+
+def _piece(token: Token, model: ModelShape, strategy: Strategy, precision: Precision, width: int) -> _Piece:
+    """What the walk in `zeroviz.predict` books for this token, as forms of `width` coefficients."""
+    if token.op in (OpKind.FORWARD, OpKind.BACKWARD, OpKind.LOAD_BATCH, OpKind.DROP_BATCH):
+        return _compute_piece(token, model, precision, width)
+    param, grad = precision.param.itemsize, precision.grad.itemsize
+    whole = NUM_FIXED + 2 * token.slot
+    shard = whole + 1
+
+    def change(category: Category, at: int, itemsize: int) -> tuple[Category, Form]:
+        return category, tuple(itemsize if i == at else 0 for i in range(width))
+
+    changes: list[tuple[Category, Form]] = []
+    match token.op:
+        case OpKind.UNSHARD:
+            changes = [change(Category.UNSHARDED_PARAM, whole, param)]
+        case OpKind.RESHARD:
+            changes = [change(Category.UNSHARDED_PARAM, whole, -param)]
+        case OpKind.PREPARE_GRAD if strategy.shards_grad:
+            changes = [change(Category.UNSHARDED_GRAD, whole, grad)]
+        case OpKind.WAIT_REDUCE if strategy.shards_grad:
+            changes = [change(Category.UNSHARDED_GRAD, whole, -grad)]
+        case OpKind.OPTIMIZER_STEP:
+            # The cast of a gradient narrower than the master, then sqrt(v) and the denominator.
+            cast = [precision.master.itemsize] if precision.master and precision.master is not precision.grad else []
+            for itemsize in (*cast, precision.moments.itemsize, precision.moments.itemsize):
+                changes.append(change(Category.TEMPORARY, shard, itemsize))
+            changes += [(category, tuple(map(neg, form))) for category, form in changes]
+    return _summarize(changes, width)
+
+
+@lru_cache(maxsize=4096)
+def _compute_piece(token: Token, model: ModelShape, precision: Precision, width: int) -> _Piece:
+    """A sublayer's forward or backward, what is let go after it, or the batch."""
+    if token.op in (OpKind.LOAD_BATCH, OpKind.DROP_BATCH):
+        sign = 1 if token.op is OpKind.LOAD_BATCH else -1
+        batch = tuple(sign * coefficient for coefficient in input_form(model, precision))
+        changes = [(Category.INPUT, batch)]
+    else:
+        # The sizes' coefficients of n, seq and 1 from three probes: a + b + c, 2 a + b + c and 2 a + 2 b + c.
+        probes = [_changes(token, Sizes(model, precision, *sizes, watched=False)) for sizes in ((1, 1), (2, 1), (1, 2))]
+        changes = [
+            (category, (n, seq, one - n - seq))
+            for (category, one), (_, two), (_, four) in zip(*probes, strict=True)
+            for n, seq in ((two - one, four - two),)
+        ]
+    padding = (0,) * (width - NUM_FIXED)
+    return _summarize([(category, (*form, *padding)) for category, form in changes], width)
+
+
+def _changes(token: Token, sizes: Sizes) -> tuple[Change, ...]:
+    if token.released:
+        return release(sizes, *token.released)
+    assert token.sublayer is not None
+    forward, backward = passes(sizes, *token.sublayer)
+    return forward if token.op is OpKind.FORWARD else backward
+
+
+def input_form(model: ModelShape, precision: Precision) -> Form:
+    """`zeroviz.predict.input_nbytes` as coefficients of n, seq and 1."""
+    if model.family is Family.BARE:
+        return (0, 0, 0)
+    tables = 2 * (model.head_dim // 2) * precision.param.itemsize if model.family is Family.LLAMA else 0
+    return (2 * NBYTES_PER_TOKEN_ID, tables, 0)
+
+
+def _sum(forms: Iterable[Form], width: int) -> Form:
+    total: Form = (0,) * width
+    for form in forms:
+        total = tuple(map(add, total, form))
+    return total
+
+
+def _merge(held: Mapping[Category, Form], more: Mapping[Category, Form]) -> dict[Category, Form]:
+    merged = dict(held)
+    for category, form in more.items():
+        merged[category] = tuple(map(add, merged[category], form)) if category in merged else form
+    return merged
