@@ -161,15 +161,19 @@ def _doctor(args: argparse.Namespace) -> int:
 
 def _explore(jupyter_args: list[str]) -> int:
     """Become JupyterLab, so that its Ctrl-C and its exit code are its own."""
-    notebook = Path(__file__).resolve().parent.parent / EXPLORER
+    checkout = Path(__file__).resolve().parent.parent
+    notebook = checkout / EXPLORER
     if not notebook.is_file():
         raise SpecError(f"{notebook} does not exist; `zeroviz explore` needs a checkout installed with pip install -e.")
-    command = [sys.executable, "-m", "jupyterlab", str(notebook), *jupyter_args]
+    # As the default address and not as a file to open: without a browser of its own, Lab then prints the notebook's.
+    address = f"/lab/tree/{EXPLORER.as_posix()}"
+    places = [f"--ServerApp.root_dir={checkout}", f"--LabApp.default_url={address}"]
+    command = [sys.executable, "-m", "jupyterlab", *places, *jupyter_args]
     if os.geteuid() == 0 and "--allow-root" not in jupyter_args:
         # In a container everybody is root, and Jupyter would refuse; it still listens on this machine only.
         print("zeroviz: you are root, so JupyterLab is started with --allow-root.", file=sys.stderr)
         command.append("--allow-root")
-    os.chdir(notebook.parent.parent)
+    os.chdir(checkout)
     sys.stderr.flush()
     os.execv(sys.executable, command)
 
