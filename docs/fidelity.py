@@ -23,7 +23,7 @@ from cluster.session import Session
 from zeroviz.models import PRESETS
 from zeroviz.predict import predict
 from zeroviz.spec import Precision, RunSpec, Strategy, UnitPolicy, Zero1Form
-from zeroviz.trace import Category, Origin, RankTrace, merge, rank_from_dict
+from zeroviz.trace import Origin, RankTrace, merge, rank_from_dict
 
 MODELS = {
     "GPT-2 family": PRESETS["tiny"],
@@ -161,8 +161,6 @@ def render(
         f"step counters it held at rest {_spread(list(rest_beyond.elements()))} bytes. Its peak lies beyond the step's by",
         f"{_spread(peak_beyond[False])} bytes in fp32 and by {_spread(peak_beyond[True])} in the bf16 recipes: scratch that",
         "kernels give back before they return, and the copies gloo makes of what it gathers and reduces.",
-        "",
-        "Categories measured: " + ", ".join(f"`{category.value}`" for category in Category) + ".",
         "",
     ]
     return "\n".join(lines)
