@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from textwrap import fill
 
 import torch
 
@@ -137,14 +138,24 @@ def render(
     """The page: cases and how many are right by model and way, what differs, and the allocator beside."""
     total, right = sum(num_cases.values()), sum(num_right.values())
     num_ranks = sum(rest_beyond.values())
+    recipes = ", ".join(recipe.value for recipe in Precision)
+    opening = (
+        f"Written by `docs/fidelity.py` on torch {torch.__version__}, CPU, gloo. {total} specs, {num_ranks} ranks: "
+        f"N = {', '.join(map(str, RANKS))}; {recipes}; units {', '.join(UNITS)}; {SHAPE['batch']} x {SHAPE['seq']} "
+        "tokens a rank. Predicted and measured are compared to the byte on every rank: at rest by category, the peak "
+        "with its place and categories, the largest and the last total of every op, and every collective."
+    )
+    closing = (
+        "The allocator's own figure counts every block of the process, whatever it is for. Beyond the categories and "
+        f"the step counters it held at rest {_spread(list(rest_beyond.elements()))} bytes. Its peak lies beyond the "
+        f"step's by {_spread(peak_beyond[False])} bytes in fp32 and by {_spread(peak_beyond[True])} in the bf16 "
+        "recipes: scratch that kernels give back before they return, and the copies gloo makes of what it gathers and "
+        "reduces."
+    )
     lines = [
         "# Fidelity",
         "",
-        f"Written by `docs/fidelity.py` on torch {torch.__version__}, CPU, gloo. {total} specs, {num_ranks} ranks:",
-        f"N = {', '.join(map(str, RANKS))}; {', '.join(recipe.value for recipe in Precision)}; units {', '.join(UNITS)};",
-        f"{SHAPE['batch']} x {SHAPE['seq']} tokens a rank. Predicted and measured are compared to the byte on every rank: at",
-        "rest by category, the peak with its place and categories, the largest and the last total of every op, and every",
-        "collective.",
+        fill(opening, 120),
         "",
         "| " + " | ".join(["", *MODELS]) + " |",
         "|" + "---|" * (1 + len(MODELS)),
@@ -154,15 +165,7 @@ def render(
         lines.append("| " + " | ".join([way, *cells]) + " |")
     lines += ["", f"{right} of {total} specs differ by 0 bytes.", ""]
     lines += [f"- {line}" for line in wrong]
-    lines += [
-        "## Beside the categories",
-        "",
-        "The allocator's own figure counts every block of the process, whatever it is for. Beyond the categories and the",
-        f"step counters it held at rest {_spread(list(rest_beyond.elements()))} bytes. Its peak lies beyond the step's by",
-        f"{_spread(peak_beyond[False])} bytes in fp32 and by {_spread(peak_beyond[True])} in the bf16 recipes: scratch that",
-        "kernels give back before they return, and the copies gloo makes of what it gathers and reduces.",
-        "",
-    ]
+    lines += ["## Beside the categories", "", fill(closing, 120), ""]
     return "\n".join(lines)
 
 
