@@ -59,7 +59,7 @@ def check_capacity(spec: RunSpec, *, num_warm: int) -> None:
     need, free = num_new * ENGINE_NBYTES + states, free_nbytes()
     if need > free:
         raise SpecError(
-            f"Running {spec.model.name} under {spec.strategy.value} on {spec.ranks} ranks takes {format_nbytes(need)} "
+            f"Running {spec.model.name} under {spec.strategy.label} on {spec.ranks} ranks takes {format_nbytes(need)} "
             f"({format_nbytes(states)} for the step at its peak, the rest for processes), but {format_nbytes(free)} of "
             f"memory are free. {_ADVICE}"
         )

@@ -224,7 +224,7 @@ class Session:
         on_progress(
             Progress(
                 RunState.RUNNING,
-                f"running {spec.strategy.value} on {spec.ranks} rank{'s' * (spec.ranks > 1)} "
+                f"running {spec.strategy.label} on {spec.ranks} rank{'s' * (spec.ranks > 1)}, {spec.precision.value} "
                 f"({placement.backend}, {devices})",
             )
         )

@@ -20,7 +20,7 @@ def main() -> None:
     """Four ranks under ZeRO-3, bf16-mixed, measured; the page without Lab's side bars."""
     with tempfile.TemporaryDirectory() as home, Lab(Path(home)) as lab, sync_playwright() as playwright:
         browser = launch(playwright)
-        page = browser.new_page(viewport={"width": 1240, "height": 1500}, device_scale_factor=1.5)
+        page = browser.new_page(viewport={"width": 1400, "height": 1000}, device_scale_factor=1.5)
         explorer = ExplorerPage.open(page, lab.url("screenshot"))
         page.keyboard.press("Control+b")  # Lab's own: hide the file browser
         explorer.press("precision", "bf16-mixed")
@@ -30,7 +30,7 @@ def main() -> None:
         if explorer.run_state() == "failed":
             raise SystemExit(f"The run failed: {explorer.error()}")
         explorer.root.locator("svg g[data-origin=live]").first.wait_for()
-        explorer.root.scroll_into_view_if_needed()
+        explorer.root.evaluate("root => root.scrollIntoView({ block: 'start' })")
         page.wait_for_timeout(1000)
         page.screenshot(path=ROOT / "docs" / "explorer.png")
         browser.close()

@@ -170,8 +170,8 @@ def place_text(peak: Peak) -> str:
     """Where a peak stands, for a person: `backward of block 2`, `backward, block 2 (prepare grad)`."""
     if not peak.op:
         return peak.phase
-    if peak.op == peak.phase:
-        return f"{peak.phase} of {peak.unit}" if peak.unit else peak.phase
+    if peak.op.startswith(peak.phase):  # `backward` in backward, `optimizer step` in the optimizer's
+        return f"{peak.op} of {peak.unit}" if peak.unit else peak.op
     return f"{peak.phase}, {peak.unit} ({peak.op})" if peak.unit else f"{peak.phase} ({peak.op})"
 
 

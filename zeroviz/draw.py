@@ -24,18 +24,33 @@ from zeroviz.compare import Moment
 from zeroviz.errors import ZerovizError
 from zeroviz.quantity import format_nbytes
 from zeroviz.scene import Row, Scene, Segment
-from zeroviz.style import BLUE, FIGURE_INCHES, FONT_POINTS, FONTS, INK, MUTED, PADDING, PAINT, PAPER, RC, RULE
+from zeroviz.style import (
+    BLUE,
+    FIGURE_INCHES,
+    FONT_POINTS,
+    FONTS,
+    INK,
+    MUTED,
+    PADDING,
+    PAINT,
+    PAPER,
+    RC,
+    RULE,
+    label_of,
+)
 from zeroviz.trace import Origin
 
 WIDTH = FIGURE_INCHES * 72
 MARGIN = 10.0
-LINE = FONT_POINTS * 1.45
-TITLE_POINTS = 20.0
-PLOT_HEIGHT = 330.0
+LINE = FONT_POINTS * 1.38
+TITLE_POINTS = 19.0
+PLOT_HEIGHT = 236.0
 """Height that four or more rows share, as long as they stay legible: the page then rests while a slider moves."""
-MIN_BAR, MAX_BAR = 21.0, 58.0
+MIN_BAR, MAX_BAR = 21.0, 46.0
 GROUP_GAP, INSET = 0.4, 1.5
-KEY = "Solid, up to the thick mark: held at rest. Hatched, up to the end of the outline: only within the step."
+SHORT_BAR = 24.0
+"""Below this length in points, outlines and separators would be most of a bar, so they are thin."""
+KEY = "Solid, to the thick mark: held at rest. Hatched, to the end of the outline: only within the step."
 FILE_FORMATS = ("svg", "png", "pdf")
 
 
@@ -65,6 +80,8 @@ def svg_text(scene: Scene) -> str:
     text = buffer.getvalue()
     opening = (
         f'<svg class="zeroviz-picture" role="img" aria-label="{escape(scene.sentence)}" width="100%" '
+        # A page may cap the height; --points tells it how far it can without the words growing too small.
+        f'style="--points: {sheet.height:g}" preserveAspectRatio="xMidYMin meet" '
         f'viewBox="0 0 {sheet.width:g} {sheet.height:g}" xmlns="http://www.w3.org/2000/svg" '
         'xmlns:xlink="http://www.w3.org/1999/xlink">'
     )
@@ -94,9 +111,9 @@ class _Sheet:
         self.scene = scene
         self.marks: dict[str, str] = {}
         self.width = WIDTH
-        differ = " (off by)" if any(row.rest_difference is not None for row in scene.rows) else ""
+        differ = " (difference)" if any(row.rest_difference is not None for row in scene.rows) else ""
         self.column_heads = ("at rest" + differ, "at peak" + differ)
-        columns = [(head, *(_figures(row)[i] for row in scene.rows)) for i, head in enumerate(self.column_heads)]
+        columns = [(head, *(_figures(scene, row)[i] for row in scene.rows)) for i, head in enumerate(self.column_heads)]
         widths = [max(_width(text, FONT_POINTS, "normal") for text in texts) + 14 for texts in columns]
         self.source_edge = MARGIN + 14 + max(_width(row.rank_label, FONT_POINTS, "bold") for row in scene.rows)
         self.left = self.source_edge + 10 + max(_width(row.source_label, FONT_POINTS, "normal") for row in scene.rows)
@@ -108,7 +125,7 @@ class _Sheet:
         self.axes.set_axis_off()
         slots = len(scene.rows) + GROUP_GAP * len({row.ranks for row in scene.rows})
         self.bar = max(MIN_BAR, min(MAX_BAR, PLOT_HEIGHT / slots))
-        self.top = self._head() + LINE * 1.3
+        self.top = self._head() + LINE * 1.1
         self.bottom = self.top + self.bar * slots
         self.height = self._axis() + MARGIN
         self._bars()
@@ -147,34 +164,34 @@ class _Sheet:
     def _head(self) -> float:
         """Title, what is drawn, legend. Returns where they end."""
         scene = self.scene
-        y = MARGIN + TITLE_POINTS * 0.7
+        y = MARGIN + TITLE_POINTS * 0.6
         self.text(MARGIN, y, scene.title, fontsize=TITLE_POINTS, fontweight="bold")
-        self.text(self.width - MARGIN, y, scene.recipe, ha="right")
-        y += TITLE_POINTS * 0.5
-        for number, words in enumerate(scene.subtitle):
+        y += TITLE_POINTS * 0.4
+        for number, words in enumerate((scene.recipe, *scene.subtitle)):
             for line in self._wrapped(words):
                 y += LINE
-                self.text(MARGIN, y, line, color=INK if number else MUTED)
-        x, y = MARGIN, y + LINE * 1.5
+                self.text(MARGIN, y, line, color=INK if number > 1 else MUTED)
+        x, y = MARGIN, y + LINE * 1.4
         for entry in scene.legend:
             paint = PADDING if entry.category is None else PAINT[entry.category]
             hatch = paint.hatch if entry.category is None or not entry.held else None
-            advance = 32 + _width(paint.label, FONT_POINTS, "normal")
+            words = PADDING.label if entry.category is None else label_of(entry.category, scene.spec.strategy)
+            advance = 32 + _width(words, FONT_POINTS, "normal")
             if x + advance > self.width - MARGIN / 2:
                 x, y = MARGIN, y + LINE * 1.2
             ink = PAPER if paint is PADDING else INK
             self.rectangle(x, y - 8, 25, 16, facecolor=paint.color, edgecolor=ink, linewidth=0.8, hatch=hatch)
-            self.text(x + 32, y, paint.label)
+            self.text(x + 32, y, words)
             x += advance + 18
-        y += LINE * 0.25
+        y += LINE * 0.15
         for line in self._wrapped(KEY):
             y += LINE
             self.text(MARGIN, y, line, color=MUTED)
-        return y + LINE * 0.5
+        return y + LINE * 0.3
 
     def _axis(self) -> float:
         """Grid, ticks, column heads and notes. Returns where they end."""
-        scene, y = self.scene, self.bottom + LINE * 0.8
+        scene, y = self.scene, self.bottom + LINE * 0.7
         lines = [[(self.x(tick.nbytes), self.top), (self.x(tick.nbytes), self.bottom)] for tick in scene.ticks]
         self.axes.add_collection(LineCollection(lines, colors=RULE, linewidths=1, zorder=0), autolim=False)
         for tick in scene.ticks:
@@ -184,10 +201,11 @@ class _Sheet:
             x = self.x(scene.reference.nbytes)
             ends = [[(x, self.top), (x, self.bottom)]]
             self.axes.add_collection(LineCollection(ends, colors=INK, linestyles=":", linewidths=2), autolim=False)
-            self.text(x, self.top - LINE * 0.4, scene.reference.label, ha="right", color=MUTED)
+            words = f"{scene.reference.label} {scene.amount(scene.reference.nbytes)}"
+            self.text(x, self.top - LINE * 0.4, words, ha="right", color=MUTED)
         for edge, words in zip((self.rest_edge, self.peak_edge), self.column_heads, strict=True):
             self.text(edge, self.top - LINE * 0.4, words, ha="right", color=MUTED)
-        y += LINE * 1.2
+        y += LINE * 1.1
         for line in (line for note in scene.notes for line in self._wrapped(note)):
             y += LINE
             self.text(MARGIN, y, line, color=MUTED)
@@ -211,31 +229,33 @@ class _Sheet:
     def _row(self, row: Row) -> None:
         y, predicted = self.y(row), row.origin is Origin.PREDICTED
         middle = y + self.bar / 2
-        end = self.x(row.rest_nbytes)
+        end, short = self.x(row.rest_nbytes), self.x(row.peak_nbytes) - self.left < SHORT_BAR
+        thickness = 4 if end - self.left > SHORT_BAR else 1.2
         self.marks[row.id] = _group(row.id, row, "outline", Moment.PEAK, row.peak_nbytes, _tooltip(row))
         self.rectangle(
             self.left, y + INSET, self.x(row.peak_nbytes) - self.left, self.bar - 2 * INSET, gid=row.id, fill=False,
-            edgecolor=INK, linewidth=2, linestyle=(0, (5, 2)) if predicted else "solid", zorder=4,
+            edgecolor=INK, linewidth=1 if short else 2, linestyle=(0, (5, 2)) if predicted and not short else "solid",
+            zorder=4,
         )  # fmt: skip
-        self.axes.add_collection(
-            LineCollection([[(end, y), (end, y + self.bar)]], colors=INK, linewidths=4, zorder=5), autolim=False
-        )
+        mark = LineCollection([[(end, y), (end, y + self.bar)]], colors=INK, linewidths=thickness, zorder=5)
+        self.axes.add_collection(mark, autolim=False)
         if predicted:
             self.text(MARGIN, middle, row.rank_label, fontweight="bold")
         self.text(self.source_edge, middle, row.source_label, color=INK)
-        for edge, figure in zip((self.rest_edge, self.peak_edge), _figures(row), strict=True):
+        for edge, figure in zip((self.rest_edge, self.peak_edge), _figures(self.scene, row), strict=True):
             self.text(edge, middle, figure, ha="right")
 
     def _segment(self, segment: Segment, y: float) -> None:
         paint, row = PAINT[segment.category], self.scene.rows[segment.row]
         x, stop = self.x(segment.start), self.x(segment.start + segment.nbytes)
         hatch = paint.hatch if segment.moment is Moment.PEAK else None
-        self._mark(segment.id, row, segment.category.value, segment.moment, segment.nbytes, paint.label)
+        label = label_of(segment.category, self.scene.spec.strategy)
+        self._mark(segment.id, row, segment.category.value, segment.moment, segment.nbytes, label)
         self.rectangle(
             x, y + INSET, stop - x, self.bar - 2 * INSET, gid=segment.id, facecolor=paint.color, edgecolor=INK,
-            linewidth=0.8, hatch=hatch, zorder=2,
+            linewidth=0.8 if stop - x > 4 else 0, hatch=hatch, zorder=2,
         )  # fmt: skip
-        lines = _label_lines(paint.short, format_nbytes(segment.nbytes), stop - x - 6, self.bar)
+        lines = _label_lines(paint.short, self.scene.amount(segment.nbytes), stop - x - 6, self.bar)
         # A hatch would run through the letters, so a label on one has paper behind it.
         behind = {"bbox": {"facecolor": PAPER, "alpha": 0.88, "linewidth": 0, "pad": 1.0}} if hatch else {}
         ink = PAPER if paint.color == BLUE and not hatch else INK
@@ -264,11 +284,11 @@ def _tooltip(row: Row) -> str:
     )
 
 
-def _figures(row: Row) -> tuple[str, str]:
+def _figures(scene: Scene, row: Row) -> tuple[str, str]:
     """The two figures at the right of a row; a measured one says how far it is from the predicted one."""
     pairs = ((row.rest_nbytes, row.rest_difference), (row.peak_nbytes, row.peak_difference))
     rest, peak = (
-        format_nbytes(nbytes) + ("" if difference is None else f" ({signed(difference)})")
+        scene.amount(nbytes) + ("" if difference is None else f" ({signed(difference)})")
         for nbytes, difference in pairs
     )
     return rest, peak

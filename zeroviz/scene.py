@@ -10,17 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from zeroviz.collectives import CollectiveOp, ring_sent_nbytes
 from zeroviz.compare import Moment, place_text
 from zeroviz.errors import TraceError
 from zeroviz.models import Family
 from zeroviz.partition import plan_for
-from zeroviz.quantity import format_nbytes
-from zeroviz.spec import RunSpec
+from zeroviz.spec import RunSpec, Strategy
 from zeroviz.trace import CATEGORY_ORDER, Category, Origin, Peak, RankTrace, Trace
 
 MAX_ROWS_OF_RANKS = 16
 """Above this many ranks, neighbours with equal figures share a row."""
 NUM_TICKS = 8
+MIN_SHARE_IN_LEGEND = 1 / 1000
+"""Of the axis. A category that is thinner than this in every row is less than a pixel, so it has no swatch."""
 
 SOURCE_LABEL = {
     Origin.PREDICTED: "predicted",
@@ -117,8 +119,13 @@ class Scene:
     ticks: tuple[Tick, ...]
     axis_label: str
     axis_max: int
+    unit: str
     reference: Reference | None
     notes: tuple[str, ...]
+
+    def amount(self, nbytes: int) -> str:
+        """Bytes in the picture's one unit, the axis's, so that figures of one picture compare digit by digit."""
+        return _amount(nbytes, self.unit)
 
     @property
     def sentence(self) -> str:
@@ -126,10 +133,18 @@ class Scene:
         return " ".join(f"{line}." for line in (self.title, self.recipe, *self.subtitle))
 
 
-def build_scene(predicted: Trace, measured: Trace | None = None, *, reference: Reference | None = None) -> Scene:
+def build_scene(
+    predicted: Trace,
+    measured: Trace | None = None,
+    *,
+    reference: Reference | None = None,
+    earlier: bool = False,
+    expects_run: bool = False,
+) -> Scene:
     """The picture of a trace, with a second one of the same spec beside it. Raises TraceError for another spec.
 
-    Pictures that are to be compared by eye are given the same `reference`.
+    Pictures that are to be compared by eye are given the same `reference`. earlier: `measured` is not of the last run,
+    which failed. expects_run: a line is kept for a run to come, so that the picture does not jump when it lands.
     """
     if measured is not None and measured.spec != predicted.spec:
         raise TraceError("The measured trace is of another spec than the predicted one; they cannot share a picture.")
@@ -148,19 +163,21 @@ def build_scene(predicted: Trace, measured: Trace | None = None, *, reference: R
                 start = seen.rest_nbytes - seen.padding_nbytes
                 paddings.append(Padding(f"{row.id}-padding", row.index, start, seen.padding_nbytes))
     axis_max = max(reference.nbytes if reference else 0, *(row.peak_nbytes for row in rows))
-    ticks, axis_label = _axis(axis_max)
+    # 1,137 GB rather than 1.137 TB: most bars are shorter than the axis, and 0.2822 TB is harder to read than 282.2 GB.
+    unit, scale = next((pair for pair in _AXIS_UNITS if axis_max >= 2 * pair[1]), ("B", 1))
     return Scene(
         spec=predicted.spec,
         title=title(predicted.spec),
         recipe=recipe_text(predicted.spec),
-        subtitle=_subtitle(predicted, measured),
+        subtitle=_subtitle(predicted, measured, unit, earlier=earlier, expects_run=expects_run),
         rows=tuple(rows),
         segments=tuple(segments),
         paddings=tuple(paddings),
-        legend=_legend(segments, paddings),
-        ticks=ticks,
-        axis_label=axis_label,
+        legend=_legend(segments, paddings, axis_max),
+        ticks=_ticks(axis_max, scale),
+        axis_label=f"{unit} held by a rank" + (f" (1 {unit} = {scale:,} bytes)" if scale > 1 else ""),
         axis_max=axis_max,
+        unit=unit,
         reference=reference,
         notes=_notes(predicted, measured, groups),
     )
@@ -223,25 +240,35 @@ def _stack(row: Row, moment: Moment, held: Mapping[Category, int], start: int) -
         start += nbytes
 
 
-def _legend(segments: list[Segment], paddings: list[Padding]) -> tuple[LegendEntry, ...]:
+def _legend(segments: list[Segment], paddings: list[Padding], axis_max: int) -> tuple[LegendEntry, ...]:
+    """What can be seen. Where an axis leaves all bars too short for that, what is there."""
     held = {segment.category for segment in segments if segment.moment is Moment.REST}
-    present = {segment.category for segment in segments}
+    visible = {segment.category for segment in segments if segment.nbytes >= MIN_SHARE_IN_LEGEND * axis_max}
+    present = visible or {segment.category for segment in segments}
     entries = [LegendEntry(category, category in held) for category in CATEGORY_ORDER if category in present]
-    return (*entries, LegendEntry(None, True)) if paddings else tuple(entries)
+    if any(padding.nbytes >= MIN_SHARE_IN_LEGEND * axis_max for padding in paddings):
+        entries.append(LegendEntry(None, True))
+    return tuple(entries)
 
 
-def _axis(largest: int) -> tuple[tuple[Tick, ...], str]:
-    """Ticks at 1, 2, 2.5 or 5 times a power of ten, in one decimal unit named on the axis."""
-    unit, scale = next((pair for pair in _AXIS_UNITS if largest >= pair[1]), ("B", 1))
+def _ticks(largest: int, scale: int) -> tuple[Tick, ...]:
+    """Ticks at 1, 2, 2.5 or 5 times a power of ten, in the axis's unit."""
     power = 10
     while power * NUM_TICKS < largest:
         power *= 10
     # The steps of the last decade, smallest first: the first that needs at most NUM_TICKS of itself.
     steps = (power * tenths // 100 for tenths in (10, 20, 25, 50, 100))
     step = next(step for step in steps if step * NUM_TICKS >= largest)
-    ticks = tuple(Tick(at, f"{at / scale:g}") for at in range(0, largest + 1, step))
-    meaning = f" (1 {unit} = {scale:,} bytes)" if scale > 1 else ""
-    return ticks, f"{unit} held by a rank{meaning}"
+    return tuple(Tick(at, f"{at / scale:g}") for at in range(0, largest + 1, step))
+
+
+def _amount(nbytes: int, unit: str) -> str:
+    """Four significant digits in `unit`, and never an exponent; what is less than a thousandth of it, in bytes."""
+    scale = dict(_AXIS_UNITS).get(unit, 1)
+    if abs(nbytes) < scale // 1000 or scale == 1:
+        return f"{nbytes:,} B"
+    value = nbytes / scale
+    return f"{value:,.0f} {unit}" if abs(value) >= 999.95 else f"{value:#.4g} {unit}"
 
 
 def title(spec: RunSpec) -> str:
@@ -251,31 +278,48 @@ def title(spec: RunSpec) -> str:
 
 
 def recipe_text(spec: RunSpec) -> str:
-    """The precision recipe as a sum: `2 + 2 + 4 + 8 = 16 bytes a parameter`."""
+    """The precision recipe as a sum: `2 param + 2 grad + 4 master + 8 Adam = 16 bytes a parameter`."""
     recipe = spec.precision
-    master = [recipe.master.itemsize] if recipe.master else []
-    widths = [recipe.param.itemsize, recipe.grad.itemsize, *master, 2 * recipe.moments.itemsize]
-    return f"{' + '.join(map(str, widths))} = {recipe.bytes_per_param} bytes a parameter"
+    master = [f"{recipe.master.itemsize} master"] if recipe.master else []
+    terms = [f"{recipe.param.itemsize} param", f"{recipe.grad.itemsize} grad", *master]
+    terms.append(f"{2 * recipe.moments.itemsize} Adam")
+    return f"{' + '.join(terms)} = {recipe.bytes_per_param} bytes a parameter"
 
 
-def _subtitle(predicted: Trace, measured: Trace | None) -> tuple[str, ...]:
+def _subtitle(
+    predicted: Trace, measured: Trace | None, unit: str, *, earlier: bool, expects_run: bool
+) -> tuple[str, ...]:
     spec = predicted.spec
     units = len(plan_for(spec).units)
     what = f"{spec.model.name}, {spec.model.num_params:,} parameters in {units} {'unit' if units == 1 else 'units'}"
     batch = "" if spec.model.family is Family.BARE else f"; {spec.batch} x {spec.seq} tokens on each rank"
-    lines = [f"{what} ({spec.unit}){batch}", _peak_line("Predicted", predicted)]
+    lines = [f"{what} ({spec.unit}){batch}", _peak_line("Predicted", predicted, unit)]
     if measured is not None:
-        lines.append(_peak_line(SOURCE_LABEL[measured.origin].capitalize(), measured))
-    return tuple(lines)
+        source = SOURCE_LABEL[measured.origin].capitalize()
+        lines.append(_peak_line(f"{source} in an earlier run" if earlier else source, measured, unit))
+    elif expects_run:
+        lines.append("Measured: not run yet")
+    return (*lines, _wire_line(predicted, unit))
 
 
-def _peak_line(source: str, trace: Trace) -> str:
+def _wire_line(trace: Trace, unit: str) -> str:
+    """What a rank sends in a step, and how many times what DDP's one all-reduce of the gradient sends."""
+    spec, sent = trace.spec, max(rank.sent_nbytes for rank in trace.ranks)
+    if spec.ranks == 1:
+        return "Wire: nothing; one rank has nobody to send to"
+    gradient = spec.model.num_params * spec.precision.grad.itemsize
+    ratio = sent / ring_sent_nbytes(CollectiveOp.ALL_REDUCE, gradient, spec.ranks)
+    times = "" if spec.strategy is Strategy.DDP else f", {ratio:.3g} x DDP's"
+    return f"Wire: {_amount(sent, unit)} sent by each rank in one step{times}"
+
+
+def _peak_line(source: str, trace: Trace, unit: str) -> str:
     """The rank with the largest peak, and where it stands."""
     highest = max(trace.ranks, key=lambda rank: rank.peak().total)
     peak: Peak = highest.peak()
     whose = "every rank" if len({rank.peak().total for rank in trace.ranks}) == 1 else f"rank {highest.rank}"
     return (
-        f"{source}: {format_nbytes(highest.rest_nbytes)} at rest, peak {format_nbytes(peak.total)} "
+        f"{source}: {_amount(highest.rest_nbytes, unit)} at rest, peak {_amount(peak.total, unit)} "
         f"in {place_text(peak)}, {whose if len(trace.ranks) > 1 else 'the only rank'}"
     )
 
@@ -283,12 +327,22 @@ def _peak_line(source: str, trace: Trace) -> str:
 def _notes(predicted: Trace, measured: Trace | None, groups: list[tuple[int, ...]]) -> tuple[str, ...]:
     notes = list(predicted.notes)
     if len(groups) < len(predicted.ranks):
-        notes.append(f"{len(predicted.ranks)} ranks in {len(groups)} rows: neighbours with equal figures share one.")
+        rows = "1 row" if len(groups) == 1 else f"{len(groups)} rows"
+        notes.append(
+            f"{len(predicted.ranks)} ranks in {rows}: neighbours with equal bytes and equal padding share one."
+        )
     padding = [rank.padding_nbytes for rank in predicted.ranks]
     if any(padding):
-        least, most = min(padding), max(padding)
-        amount = f"{most:,} B" if least == most else f"{least:,} to {most:,} B"
-        notes.append(f"Padding is {amount} of what a rank holds at rest.")
+        notes.append(f"Padding within what is held at rest: {_padding_text(padding)}.")
     if measured is not None:
         notes += [note for note in measured.notes if note not in notes]
     return tuple(notes)
+
+
+def _padding_text(padding: list[int]) -> str:
+    """The least and the most that a rank holds, each with the first rank that does."""
+    if len(set(padding)) == 1:
+        return f"{padding[0]:,} B on {'every rank' if len(padding) > 1 else 'the only rank'}"
+    least, most = min(padding), max(padding)
+    low = f"{least:,} B" if least else "none"
+    return f"{low} on rank {padding.index(least)}, {most:,} B on rank {padding.index(most)}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import threading
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import Future
@@ -33,6 +34,7 @@ TOGGLES = (
     "async_reduce",
 )  # fmt: skip
 MAX_RUNS_KEPT = 8
+MAX_TIMES_LONGER = 8  # an axis beyond this many times the longest bar leaves its parts too narrow to be told apart
 STOPPED = "stopped; no engines are running"
 _BUSY = (RunState.STARTING, RunState.RUNNING)
 _log = logging.getLogger(__name__)
@@ -42,7 +44,8 @@ class Explorer(HasTraits):
     """One state of the explorer. Set a toggle, or several at once with `choose`; the rest follows.
 
     blocks: transformer blocks a unit when `unit` is BLOCK, else 1. predicted and measured are traces of the toggles as
-    they stand; measured is None unless this very state was run. message: the cluster's last news. notice: what was
+    they stand; measured is None unless this very state was run. earlier: whether `measured` is from before the last run
+    of this state, which came to no end. message: the cluster's last news. notice: what was
     changed along with a toggle. error: one sentence; what it refused was not done. zoom: whether the picture's axis
     ends at its own longest bar, instead of at DDP's, which leaves bars comparable over strategies and ranks.
     """
@@ -66,6 +69,7 @@ class Explorer(HasTraits):
     error = Unicode("")
     predicted = Instance(Trace)
     measured = Instance(Trace, allow_none=True)
+    earlier = Bool(False)
 
     def __init__(self, backend: Backend, loop: asyncio.AbstractEventLoop | None = None) -> None:
         """`loop` is where runs live: in a notebook, `asyncio.get_running_loop()` of the cell. Without one, no runs."""
@@ -74,6 +78,7 @@ class Explorer(HasTraits):
         self._choosing = self._stopping = self._has_engines = False
         self._runs: dict[RunSpec, Trace] = {}
         self._run_spec: RunSpec | None = None
+        self._unfinished: set[RunSpec] = set()
         self._last_news = ""
         self._tasks: set[Future[None]] = set()
         super().__init__(model=PRESETS["tiny"])
@@ -108,8 +113,10 @@ class Explorer(HasTraits):
                 for name, value in wanted.items():
                     setattr(self, name, value)
                 self.predicted = predicted
-                self.measured = self._runs.get(predicted.spec)
+                self._show_run()
                 self.error, self.notice = "", " ".join(notes)
+                if self.run_state is RunState.FAILED:  # the sentence that said of what and why has just gone
+                    self.run_state, self.message = RunState.IDLE, ""
             return True
 
     @contextmanager
@@ -148,9 +155,24 @@ class Explorer(HasTraits):
 
     # ---- what the views show ----
 
+    def _show_run(self) -> None:
+        self.measured = self._runs.get(self.spec)
+        self.earlier = self.measured is not None and self.spec in self._unfinished
+
     def scene(self) -> Scene:
         """The picture of this state."""
-        return build_scene(self.predicted, self.measured, reference=None if self.zoom else ddp_peak(self.spec))
+        reference = None if self.zoom else ddp_peak(self.spec)
+        return build_scene(
+            self.predicted, self.measured, reference=reference, earlier=self.earlier, expects_run=not self.too_large
+        )
+
+    @property
+    def short_bars(self) -> str:
+        """A sentence when DDP's peak leaves the bars too short to be read; else empty."""
+        longest = max(rank.peak().total for rank in self.predicted.ranks)
+        if self.zoom or longest * MAX_TIMES_LONGER > ddp_peak(self.spec).nbytes:
+            return ""
+        return "The bars are short beside DDP's; set axis to the longest bar to see what they are made of."
 
     @property
     def too_large(self) -> str:
@@ -167,7 +189,7 @@ class Explorer(HasTraits):
     @property
     def other_run(self) -> str:
         """A sentence when the last run was of another state than the one shown; else empty."""
-        if self._run_spec is None or self.measured is not None or self.busy or self._run_spec == self.spec:
+        if self._run_spec not in self._runs or self.measured is not None or self.busy or self._run_spec == self.spec:
             return ""
         return f"The last run was of another state ({title(self._run_spec)}); it is not in the picture."
 
@@ -181,19 +203,23 @@ class Explorer(HasTraits):
     @property
     def can_stop(self) -> bool:
         """Whether there is a run, or engines that one left warm."""
-        return self.busy or self._has_engines
+        return self.busy or self.is_warm
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether engines stand. A backend that knows is asked: another explorer may have started or ended them."""
+        return bool(getattr(self._backend, "is_warm", self._has_engines))
 
     def run(self) -> None:
-        """Start a live run of this state and return at once. While one is under way a second is refused."""
+        """Start a live run of this state and return at once. While one is under way, a second press does nothing."""
         loop = self._running_loop()
         with self.lock:
             if self.busy:
-                self.error = "A run is under way; wait for it or press Stop."
                 return
             spec = self._run_spec = self.spec
             self._stopping = False
             self.error = self.notice = ""
-            self.message = f"asking the cluster for {spec.ranks} {'engine' if spec.ranks == 1 else 'engines'}"
+            self.message = f"{title(spec)}: asking for {spec.ranks} {'engine' if spec.ranks == 1 else 'engines'}"
             self.run_state = RunState.STARTING
             self._spawn(self._run(spec), loop)
 
@@ -219,16 +245,16 @@ class Explorer(HasTraits):
         try:
             trace = await self._backend.run(spec, self._progress)
         except SpecError as error:
-            self._ended("not started", str(error))  # and engines of an earlier run still stand
+            self._ended(spec, "not started", _without_shell(error))  # and engines of an earlier run still stand
         except ZerovizError as error:
             self._has_engines = False
-            self._ended("failed", str(error))
+            self._ended(spec, "failed", _without_shell(error))
         except Exception as error:
             _log.exception("The backend failed on %s", title(spec))
-            self._ended("failed", f"The run failed inside zeroviz ({type(error).__name__}: {error}).")
+            self._ended(spec, "failed", f"The run failed inside zeroviz ({type(error).__name__}: {error}).")
         except asyncio.CancelledError:
             self._stopping = True
-            self._ended("", "")
+            self._ended(spec, "", "")
             raise
         else:
             with self.lock, self.hold_trait_notifications():
@@ -236,7 +262,9 @@ class Explorer(HasTraits):
                 self._runs[spec] = trace
                 for oldest in list(self._runs)[:-MAX_RUNS_KEPT]:
                     del self._runs[oldest]
-                self.measured = self._runs.get(self.spec)
+                self._unfinished &= self._runs.keys()
+                self._unfinished.discard(spec)
+                self._show_run()
                 self._has_engines = True
                 self.run_state, self.message = RunState.DONE, self._last_news
 
@@ -252,20 +280,25 @@ class Explorer(HasTraits):
             if not self.busy:
                 self.run_state, self.message = RunState.STOPPED, STOPPED
 
-    def _ended(self, message: str, error: str) -> None:
+    def _ended(self, spec: RunSpec, message: str, error: str) -> None:
         """A run came to its end without a trace: by Stop, or by `error`."""
         with self.lock, self.hold_trait_notifications():
+            if spec in self._runs:
+                self._unfinished.add(spec)
+            self._show_run()
             if self._stopping:
                 self.run_state, self.message = RunState.STOPPED, STOPPED
             else:
-                self.run_state, self.message, self.error = RunState.FAILED, message, error
+                self.run_state, self.message, self.error = RunState.FAILED, f"{message}: {title(spec)}", error
 
     def _progress(self, news: Progress) -> None:
         with self.lock:
             self._last_news = news.message
             # That it is done is said when its trace is here to be seen.
             if self.busy and news.state in _BUSY and not self._stopping:
-                self.message, self.run_state = news.message, news.state
+                what = title(self._run_spec) if self._run_spec else ""
+                self.message = news.message if what in news.message else f"{what}: {news.message}"
+                self.run_state = news.state
 
 
 def ddp_peak(spec: RunSpec) -> Reference:
@@ -275,7 +308,12 @@ def ddp_peak(spec: RunSpec) -> Reference:
         seq=spec.seq,
     )  # fmt: skip
     nbytes = predict(everything).ranks[0].peak().total
-    return Reference(nbytes, f"peak of DDP {format_nbytes(nbytes)}")
+    return Reference(nbytes, "peak of DDP")
+
+
+def _without_shell(error: ZerovizError) -> str:
+    """A refusal for this page, where the prediction that a shell would be advised to ask for stands already."""
+    return re.sub(r", or (?:use )?`zeroviz predict`[^.]*\.", "; its prediction is the picture.", str(error))
 
 
 def _spec_of(toggles: dict[str, Any]) -> RunSpec:

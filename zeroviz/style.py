@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from zeroviz.spec import Strategy
 from zeroviz.trace import Category
 
 ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
@@ -50,8 +51,15 @@ PAINT: dict[Category, Paint] = {
     Category.REDUCE_SCATTER_BUFFER: Paint("reduce buffer", "reduce", GREY, "--"),
     Category.BUCKET: Paint("buckets", "buckets", GREY, "++"),
     Category.TEMPORARY: Paint("temporaries", "temp", PALE, "\\\\"),
-    Category.INPUT: Paint("batch", "batch", PALE, "||"),
+    Category.INPUT: Paint("input", "input", PALE, "||"),
 }
+
+
+def label_of(category: Category, strategy: Strategy) -> str:
+    """A category's name in a picture of `strategy`: what the optimizer holds is 1/N where it is sharded."""
+    own = category in (Category.MASTER_PARAM, Category.OPTIMIZER_STATE) and strategy.shards_optimizer
+    return f"{PAINT[category].label}{', own shard' if own else ''}"
+
 
 PADDING = Paint("padding", "padding", "#444444", "xxxx")
 

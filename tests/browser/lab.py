@@ -61,13 +61,14 @@ class Lab:
         environment = {**os.environ, **{name: str(self.home / folder) for name, folder in places.items()}}
         options = [
             "--no-browser", f"--ServerApp.port={self.port}", "--ServerApp.port_retries=0",
-            f"--IdentityProvider.token={self.token}", f"--ServerApp.root_dir={self.root}",
+            f"--IdentityProvider.token={self.token}",
         ]  # fmt: skip
         if self.by_make:
             command = ["make", "explore", f"VENV={sys.prefix}", f"JUPYTER_ARGS={shlex.join(options)}"]
         else:
             root_user = ["--allow-root"] if os.geteuid() == 0 else []
-            command = [sys.executable, "-m", "jupyterlab", str(self.root / NOTEBOOK), *options, *root_user]
+            place = f"--ServerApp.root_dir={self.root}"  # which `zeroviz explore` names itself
+            command = [sys.executable, "-m", "jupyterlab", str(self.root / NOTEBOOK), place, *options, *root_user]
         self.log = self.home / "lab.log"
         with self.log.open("w") as log:
             self._process = subprocess.Popen(

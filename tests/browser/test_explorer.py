@@ -22,12 +22,14 @@ COLD_RUN_S, WARM_RUN_S = 120.0, 60.0
 
 
 def start_state(explorer: ExplorerPage, ranks: int = 2) -> None:
-    """tiny, ZeRO-3, fp32, unit block, 2 ranks or so: set as a person would."""
+    """tiny, ZeRO-3, fp32, unit block, 32 tokens, 2 ranks or so: set as a person would."""
     explorer.control("model").locator("select").select_option(index=0)
     explorer.press("strategy", "ZeRO-3")
     explorer.press("precision", "fp32")
     explorer.press("unit", "whole model")  # which also puts "blocks a unit" back to 1
     explorer.press("unit", "block")
+    explorer.slide("seq", "Home")
+    explorer.slide("seq", "ArrowRight")
     explorer.slide("ranks", "Home")
     explorer.slide("ranks", "ArrowRight", ranks - 1)
     assert_shows(explorer, predict(RunSpec(model=PRESETS["tiny"], ranks=ranks)))
@@ -137,6 +139,96 @@ def test_a_second_run_is_warm_and_another_state_drops_the_measured_bars(explorer
     assert time.monotonic() - started < WARM_RUN_S
     wait_until(explorer, lambda: len(explorer.bars("live")) == 2)
     assert set(explorer.figures("difference").values()) == {0}
+
+
+def test_run_runs_what_the_controls_show_however_soon_it_is_pressed(explorer: ExplorerPage) -> None:
+    """A slider's moves wait for the kernel, one by one; a press that did not wait with them would overtake them."""
+    start_state(explorer, ranks=1)
+    run = explorer.control("run")
+    handle = explorer.control("ranks").locator(".noUi-handle")
+    handle.evaluate(
+        """(handle) => {
+          for (let turn = 0; turn < 3; turn += 1)
+            handle.dispatchEvent(new KeyboardEvent('keydown', { key: 'ArrowRight', bubbles: true }));
+          document.querySelector('.zeroviz-run').click();
+        }"""
+    )
+    explorer.wait_run("starting", "running", timeout_s=3)  # sooner than the script gives up holding the press
+    assert "ZeRO-3 on 4 ranks, fp32" in explorer.news()
+    explorer.wait_run("done", timeout_s=COLD_RUN_S)
+    wait_until(explorer, lambda: len(explorer.bars("live")) == 4)
+    explorer.slide("ranks", "ArrowLeft", 3)
+    run.click()  # this time by the pointer, right behind the keys
+    explorer.wait_run("starting", "running", timeout_s=3)
+    assert "ZeRO-3 on 1 rank, fp32" in explorer.news()
+    explorer.wait_run("done", timeout_s=WARM_RUN_S)
+    wait_until(explorer, lambda: len(explorer.bars("live")) == 1)
+
+
+def test_a_double_click_on_run_is_one_run_without_a_complaint(explorer: ExplorerPage) -> None:
+    start_state(explorer)
+    explorer.control("run").dblclick()
+    explorer.page.wait_for_timeout(100)
+    explorer.wait_run("done", timeout_s=COLD_RUN_S)
+    explorer.page.wait_for_timeout(300)
+    assert explorer.run_state() == "done" and explorer.error() == ""
+
+
+def test_end_goes_to_the_end_of_a_range_that_followed_the_model(explorer: ExplorerPage) -> None:
+    start_state(explorer)
+    large = explorer.control("model").locator("option", has_text="llama3-70b").inner_text()
+    explorer.control("model").locator("select").select_option(label=large)
+    wait_until(explorer, lambda: "llama3-70b" in explorer.title())
+    explorer.slide("seq", "End")
+    explorer.slide("blocks", "End")
+    spec = RunSpec(model=PRESETS["llama3-70b"], ranks=2, seq=8192, unit=UnitPolicy.parse("block:80"))
+    assert_shows(explorer, predict(spec))
+
+
+@pytest.mark.parametrize(("width", "height"), [(1920, 1080), (1280, 720)])
+def test_controls_and_bars_of_four_ranks_share_a_projectors_screen(
+    explorer: ExplorerPage, width: int, height: int
+) -> None:
+    """At 720 lines without Lab's side bar, which Ctrl-B hides."""
+    page = explorer.page
+    usual = page.viewport_size
+    start_state(explorer, ranks=4)
+    explorer.control("run").click()
+    explorer.wait_run("done", timeout_s=COLD_RUN_S)
+    wait_until(explorer, lambda: len(explorer.bars("live")) == 4)
+    try:
+        page.set_viewport_size({"width": width, "height": height})
+        if page.locator("#jp-left-stack").is_visible():
+            page.evaluate("document.activeElement.blur()")  # a focused control keeps Lab's shortcuts off
+            page.keyboard.press("Control+b")
+            page.locator("#jp-left-stack").wait_for(state="hidden")
+        page.wait_for_timeout(500)
+        explorer.root.evaluate("root => root.scrollIntoView({ block: 'start' })")
+        page.wait_for_timeout(300)
+        bottom = page.locator("#jp-bottom-panel, .jp-StatusBar-Widget").first.bounding_box()
+        for part in (explorer.control("strategy"), explorer.control("run"), explorer.root.locator(".zeroviz-picture")):
+            box = part.bounding_box()
+            assert box and bottom and box["y"] >= 0 and box["y"] + box["height"] <= bottom["y"], (box, bottom)
+    finally:
+        assert usual
+        page.set_viewport_size(usual)
+
+
+def test_a_cell_that_is_run_again_finds_its_engines_warm(explorer: ExplorerPage) -> None:
+    """The cell runs again and again in a lecture; its engines must not pile up."""
+    start_state(explorer)
+    explorer.control("run").click()
+    explorer.wait_run("done", timeout_s=COLD_RUN_S)
+    cell = explorer.page.locator(".jp-CodeCell .cm-content").first
+    cell.click()
+    explorer.page.keyboard.press("Shift+Enter")
+    wait_until(explorer, lambda: explorer.root.count() == 1 and explorer.run_state() == "idle")
+    wait_until(explorer, lambda: explorer.title().startswith("ZeRO-3 on 4 ranks"))
+    assert explorer.control("stop").inner_text() == "Stop engines" and not explorer.control("stop").is_disabled()
+    start_state(explorer)
+    explorer.control("run").click()
+    explorer.wait_run("done", timeout_s=WARM_RUN_S)
+    assert "started" not in explorer.news()
 
 
 def test_the_page_stays_usable_during_a_run_and_stop_ends_it(explorer: ExplorerPage) -> None:

@@ -40,7 +40,7 @@ def test_first_run_starts_engines_and_says_so(warm: Session) -> None:
     assert trace.environment["engines"] == "cold"
     assert progress.texts[0] == "starting 0/2 engines"
     assert "starting 2/2 engines" in progress.texts
-    assert "running ddp on 2 ranks (gloo, cpu)" in progress.texts
+    assert "running DDP on 2 ranks, fp32 (gloo, cpu)" in progress.texts
     assert progress.texts[-1].startswith("done in ")
     states = [line.state for line in progress]
     assert states == sorted(states, key=[RunState.STARTING, RunState.RUNNING, RunState.DONE].index)
@@ -249,3 +249,9 @@ def test_placement() -> None:
     # More ranks than GPUs: ranks share them, which NCCL refuses.
     assert place(5, 2).backend == "gloo"
     assert place(5, 2).devices == ("cuda:0", "cuda:1", "cuda:0", "cuda:1", "cuda:0")
+
+
+def test_backends_that_bring_no_session_share_one() -> None:
+    """So a notebook's cell that is run again does not start engines beside the old ones."""
+    assert LiveBackend().session is LiveBackend().session
+    assert not LiveBackend(Session()).is_warm

@@ -129,6 +129,7 @@ def test_traces_of_two_specs_are_refused_by_name() -> None:
 def test_place_text_names_phase_unit_and_op() -> None:
     peak = RANK.peak()
     assert place_text(peak) == "forward of block 0"
+    assert place_text(replace(peak, phase="optimizer", op="optimizer step")) == "optimizer step of block 0"
     assert place_text(replace(peak, op="unshard")) == "forward, block 0 (unshard)"
     assert place_text(replace(peak, phase="at rest", op="", unit="")) == "at rest"
     assert place_text(replace(peak, op="load batch", unit="")) == "forward (load batch)"

@@ -122,7 +122,7 @@ def test_an_unknown_format_is_refused_in_a_sentence(tmp_path: Path) -> None:
 
 def test_a_reference_is_drawn_with_its_name() -> None:
     trace = predict(RunSpec(model=PRESETS["tiny"], ranks=4))
-    assert "peak of DDP" in svg_text(build_scene(trace, reference=Reference(10**7, "peak of DDP 10 MB")))
+    assert "peak of DDP 10.00 MB" in svg_text(build_scene(trace, reference=Reference(10**7, "peak of DDP")))
 
 
 def test_names_in_a_picture_are_text_and_never_markup() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import time
 from dataclasses import replace
+from html import unescape
 from typing import Any
 
 import ipywidgets as widgets
@@ -22,7 +24,7 @@ from zeroviz.predict import predict
 from zeroviz.scene import build_scene
 from zeroviz.spec import Precision, RunSpec, Strategy, UnitKind, Zero1Form
 from zeroviz.state import TOGGLES, Explorer
-from zeroviz.trace import Category, Origin, Trace
+from zeroviz.trace import AllocatorReading, Category, Origin, Trace
 
 
 def panel() -> ExplorerPanel:
@@ -94,6 +96,51 @@ def test_only_what_applies_is_enabled(strategy: Strategy) -> None:
     assert page.controls.widget["blocks"].disabled
 
 
+@pytest.mark.parametrize("strategy", Strategy)
+def test_gradient_by_shows_what_the_wire_says_even_where_it_is_no_choice(strategy: Strategy) -> None:
+    page = panel()
+    page.state.choose(strategy=strategy, ranks=2)
+    ops = {total.op.value.replace("_", "-") for total in page.state.predicted.ranks[0].wire()}
+    shown = page.controls.widget["zero1_form"].value
+    assert shown.value in ops and (shown is Zero1Form.ALL_REDUCE) == (strategy is Strategy.DDP)
+    assert page.state.zero1_form is Zero1Form.REDUCE_SCATTER
+
+
+def test_the_page_is_told_what_its_controls_will_say() -> None:
+    """The script that holds a press of Run compares these words with the visible ones."""
+    page = panel()
+    page.state.choose(ranks=8, strategy=Strategy.ZERO2, precision=Precision.BF16)
+    match = re.search(r'data-controls="([^"]+)"', page.news.value)
+    assert match
+    said = json.loads(unescape(match[1]))
+    assert (said["ranks"], said["strategy"], said["precision"], said["seq"]) == ("8", "ZeRO-2", "bf16", "32")
+    assert said["async-reduce"] == "off" and "prefetch" not in said and "zero1-form" not in said
+
+
+def test_measured_bars_of_the_run_before_are_called_so() -> None:
+    predicted = predict(RunSpec(model=PRESETS["tiny"], ranks=2))
+    measured = replace(predicted, origin=Origin.LIVE)
+    scene = build_scene(predicted, measured)
+    assert "Of the run before" in tables_html(scene, predicted, measured, earlier=True)
+    assert "Of the run before" not in tables_html(scene, predicted, measured)
+
+
+def test_gloos_copies_stand_beside_the_words_to_the_byte() -> None:
+    predicted = predict(RunSpec(model=PRESETS["tiny"], ranks=2))
+    grown = [rank.peak().total + extra for rank, extra in zip(predicted.ranks, (0, 7_000), strict=True)]
+    measured = replace(
+        predicted,
+        origin=Origin.LIVE,
+        environment={"backend": "gloo"},
+        ranks=tuple(
+            replace(rank, allocator=AllocatorReading(rank.rest_nbytes, peak, "a test"))
+            for rank, peak in zip(predicted.ranks, grown, strict=True)
+        ),
+    )
+    html = tables_html(build_scene(predicted, measured), predicted, measured)
+    assert "grew by 7,000 B more than the categories (rank 1, the most of all ranks): gloo" in unescape(html)
+
+
 def test_ranges_follow_the_model() -> None:
     page = panel()
     assert page.controls.widget["blocks"].max == 3 and page.controls.widget["seq"].options[-1] == 130
@@ -131,6 +178,7 @@ def test_run_and_stop_are_enabled_when_they_mean_something() -> None:
         assert ">measured<" in page.picture.value and "done in 0.6 s" in page.news.value
         page.state.choose(ranks=2)
         assert ">measured<" not in page.picture.value and "another state" in page.news.value
+        assert page.stop_button.description == "Stop engines"
         page.stop_button.click()
         await settled(lambda: page.state.run_state is RunState.STOPPED)
         assert page.stop_button.disabled

@@ -25,7 +25,7 @@ _DESCRIPTIONS = {
     "ranks": ("ranks", "Processes in the group, each with its own bars"),
     "precision": ("precision", "Which number format each copy of the model states has"),
     "unit": ("unit", "Parameters that are gathered and freed together"),
-    "blocks": ("blocks a unit", "Transformer blocks in one unit; for unit block"),
+    "blocks": ("blocks/unit", "Transformer blocks in one unit; for unit block"),
     "model": ("model", "The model; small ones run here, large ones are for prediction"),
     "batch": ("batch", "Sequences on each rank"),
     "seq": ("sequence", "Tokens in a sequence"),
@@ -66,7 +66,7 @@ class Controls:
             control.layout.width = "auto"
             if label:
                 control.description = label
-            control.add_class(f"zeroviz-{name.replace('_', '-')}")
+            control.add_class(f"zeroviz-{css_name(name)}")
             rows.append(control)
         self.box = widgets.Box(rows)
         self.box.add_class("zeroviz-controls")
@@ -102,10 +102,40 @@ class Controls:
                 if len(models) != len(self.widget["model"].options):
                     self.widget["model"].options = list(models.items())
                 for name, control in self.widget.items():
-                    control.value = getattr(state, name)
+                    control.value = self._value(name)
                     control.disabled = not state.applies(name)
             finally:
                 self._showing = False
+
+    def _value(self, name: str) -> Any:
+        """What a control shows: the Explorer's value, and DDP's own way where ZeRO-1's is no choice."""
+        if name == "zero1_form" and self._state.strategy is Strategy.DDP:
+            return Zero1Form.ALL_REDUCE
+        return getattr(self._state, name)
+
+    def words(self) -> dict[str, str]:
+        """What each enabled control says on the page once the page has caught up with the Explorer."""
+        said: dict[str, str] = {}
+        for name, control in self.widget.items():
+            if not self._state.applies(name):
+                continue
+            value = self._value(name)
+            if isinstance(control, widgets.ToggleButtons | widgets.Dropdown):
+                said[css_name(name)] = next(label for label, option in _pairs(control) if option == value)
+            elif isinstance(control, widgets.Checkbox):
+                said[css_name(name)] = "on" if value else "off"
+            else:
+                said[css_name(name)] = str(value)
+        return said
+
+
+def css_name(name: str) -> str:
+    """A toggle's name as it ends its control's CSS class."""
+    return name.replace("_", "-")
+
+
+def _pairs(control: Any) -> Iterable[tuple[str, Any]]:
+    return control.options if isinstance(control.options, tuple) else tuple(control.options)
 
 
 def _buttons(options: Iterable[tuple[str, Any]]) -> widgets.ToggleButtons:

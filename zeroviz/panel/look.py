@@ -3,32 +3,46 @@
 from __future__ import annotations
 
 CSS = """<style>
-.zeroviz-explorer { max-width: 1400px; }
-.zeroviz-controls { display: grid; grid-template-columns: repeat(auto-fit, minmax(250px, 1fr)); gap: 1px 24px;
-  grid-auto-flow: row dense; padding: 2px 0 6px; overflow: hidden; }
-.zeroviz-controls .widget-toggle-buttons { grid-column: span 2; }
-.zeroviz-controls > * { min-height: 34px; margin: 0; align-items: center; }
-.zeroviz-controls .widget-label { font-size: 14px; text-align: left; flex: 0 0 92px; width: 92px; }
+.zeroviz-explorer { max-width: 1720px; container-type: inline-size; }
+.zeroviz-explorer .widget-html-content { white-space: normal; overflow-wrap: break-word; min-width: 0; }
+.zeroviz-main { display: grid; grid-template-columns: minmax(0, 1fr); gap: 4px 20px; overflow: hidden; }
+.zeroviz-desk { display: flex; flex-flow: column; min-width: 0; overflow: hidden; }
+.zeroviz-controls { display: flex; flex-flow: row wrap; gap: 0 22px; padding: 2px; overflow: hidden; }
+.zeroviz-controls > * { min-height: 32px; height: auto; margin: 0; align-items: center; flex: 1 1 230px; }
+.zeroviz-controls > .widget-toggle-buttons { flex: 0 1 auto; }
+.zeroviz-controls .widget-label { font-size: 14px; text-align: left; flex: 0 0 85px; width: 85px; }
+.zeroviz-controls select { font-size: 14px; height: 28px; }
 .zeroviz-controls .widget-toggle-buttons { display: flex; flex-flow: row nowrap; }
+@container (min-width: 1080px) {
+  .zeroviz-main { grid-template-columns: 392px minmax(0, 1fr); align-items: start; }
+  .zeroviz-controls { flex-flow: column; }
+  .zeroviz-controls > *, .zeroviz-controls > .widget-toggle-buttons { flex: 0 0 auto; }
+}
 .zeroviz-controls .widget-checkbox .widget-label-basic { font-size: 14px; }
 .zeroviz-controls .widget-toggle-buttons button, .zeroviz-controls .jupyter-button { font-size: 14px; }
-.zeroviz-controls .widget-toggle-buttons .jupyter-button { width: auto; min-width: 62px; padding: 0 11px; }
-.zeroviz-controls .widget-toggle-buttons .jupyter-button.mod-active { background: #0072B2; color: #fff;
-  font-weight: 600; }
+.zeroviz-controls .widget-toggle-buttons .jupyter-button { width: auto; min-width: 36px; padding: 0 6px; margin: 1px; }
+.zeroviz-controls .widget-toggle-buttons .jupyter-button.mod-active { background: #0072B2; color: #fff; }
 .zeroviz-controls :disabled { cursor: not-allowed; }
 .zeroviz-explorer button:focus-visible, .zeroviz-explorer select:focus-visible, .zeroviz-explorer input:focus-visible,
 .zeroviz-explorer .noUi-handle:focus-visible { outline: 3px solid #E69F00; outline-offset: 1px; }
 .zeroviz-bar { gap: 8px; align-items: center; flex-wrap: wrap; overflow: hidden; padding: 2px; }
 .zeroviz-bar button { font-size: 15px; height: 34px; line-height: 34px; }
 .zeroviz-bar .zeroviz-run { background: #0072B2; color: #fff; font-weight: 600; }
-.zeroviz-news { font-size: 15px; color: var(--jp-ui-font-color1, #222); line-height: 1.4; }
+.zeroviz-bar > .widget-html { flex: 1 1 330px; margin: 0; min-width: 0; }
+/* Room for two lines, or the picture would jump with the news. */
+.zeroviz-news { font-size: 15px; color: var(--jp-ui-font-color1, #222); line-height: 1.35; min-height: 2.7em; }
 .zeroviz-news b { font-weight: 600; }
-.zeroviz-error { color: var(--jp-error-color0, #a30000); font-weight: 600; }
+.zeroviz-error { color: #a30000; font-weight: 600; }
+[data-jp-theme-light="false"] .zeroviz-error { color: #ff9e94; }
+[data-jp-theme-light="false"] .zeroviz-controls select { background-image: url("data:image/svg+xml,%3Csvg \
+xmlns='http://www.w3.org/2000/svg' viewBox='0 0 18 18'%3E%3Cpath fill='%23ddd' \
+d='M5.2 5.9 9 9.7l3.8-3.8 1.2 1.2L9 12.1 4 7.1z'/%3E%3C/svg%3E"); }
 .zeroviz-error:not(:empty)::before { content: "\\26A0\\00A0"; }
 .zeroviz-notice { color: var(--jp-ui-font-color2, #555); }
 .zeroviz-picture-card { background: #fff; border: 1px solid #ccc; border-radius: 6px; padding: 4px; overflow: hidden; }
 .zeroviz-picture-card .widget-html-content { width: 100%; }
-.zeroviz-picture { display: block; height: auto; }
+/* As tall as the window lets it be under Lab's own bars, but never so that its 14-point words fall below 13 pixels. */
+.zeroviz-picture { display: block; height: auto; max-height: max(100vh - 160px, var(--points) * 0.93px); }
 .zeroviz-tables { color: var(--jp-ui-font-color1, #222); font-size: 13px; line-height: 1.45; }
 .zeroviz-tables .zeroviz-scroll { overflow-x: auto; }
 .zeroviz-tables .zeroviz-scroll:has(.zeroviz-memory) { overflow: auto; max-height: 560px; margin-top: 14px; }
@@ -49,12 +63,22 @@ CSS = """<style>
 .zeroviz-tables td.zeroviz-unexplained { font-weight: 700; background: #F0E442; color: #111; }
 .zeroviz-tables i { display: inline-block; width: 13px; height: 13px; border: 1px solid #333; margin-right: 7px;
   vertical-align: -2px; }
+@container (max-width: 900px) {
+  .zeroviz-tables table { font-size: 12px; }
+  .zeroviz-tables th, .zeroviz-tables td { padding: 2px 4px; }
+  .zeroviz-tables thead th { white-space: normal; }
+}
 .zeroviz-summary { font-size: 16px; margin: 10px 0 0; font-weight: 600; }
+.zeroviz-aside { font-size: 14px; margin: 4px 0 0; }
 </style>"""
 
 # Faults of plain ipywidgets in JupyterLab: a slider's handle has no accessible name and says its position instead of
 # its value, news is not announced, and while a control has the focus the notebook takes letters as commands (A adds a
-# cell, D D deletes one).
+# cell, D D deletes one). Two more:
+# - End moves a slider to the end of its first range (noUiSlider keeps the old one for this key), not of its present.
+# - A slider's moves are sent one at a time, the next when the kernel has answered, but a press is sent at once. So Run
+#   could overtake a move and run a state that is no longer shown. A press is therefore held until the kernel has said
+#   (data-controls of the news) that it has what the controls show, for at most 4 s.
 ACCESS_JS = """
 (() => {
   const mend = () => document.querySelectorAll('.zeroviz-explorer').forEach((root) => {
@@ -73,6 +97,46 @@ ACCESS_JS = """
   });
   if (window.zerovizMend) return mend();
   window.zerovizMend = mend;
+
+  document.addEventListener('keydown', (event) => {
+    const handle = event.target;
+    if (event.key !== 'End' || !handle.matches?.('.zeroviz-explorer .noUi-handle')) return;
+    event.preventDefault();
+    event.stopImmediatePropagation();
+    for (let before; before !== handle.getAttribute('aria-valuenow');) {
+      before = handle.getAttribute('aria-valuenow');
+      handle.dispatchEvent(new KeyboardEvent('keydown', { key: 'ArrowRight', bubbles: true, cancelable: true }));
+    }
+  }, true);
+
+  const says = (control) => {
+    const box = control.querySelector('input[type=checkbox]');
+    if (box) return box.checked ? 'on' : 'off';
+    const chosen = control.querySelector('select')?.selectedOptions[0] || control.querySelector('.mod-active');
+    return (chosen || control.querySelector('.widget-readout'))?.textContent.replace(/\\s/g, ' ').trim();
+  };
+  const isSettled = (root) => Object.entries(JSON.parse(root.querySelector('.zeroviz-news').dataset.controls)).every(
+    ([name, words]) => says(root.querySelector(`.zeroviz-controls .zeroviz-${name}`)) === words);
+  let held = false, passing = false;
+  document.addEventListener('click', (event) => {
+    const button = event.target.closest?.('.zeroviz-explorer .zeroviz-run');
+    const root = button?.closest('.zeroviz-explorer');
+    if (!button || passing || (!held && isSettled(root))) return;
+    event.preventDefault();
+    event.stopImmediatePropagation();
+    if (held) return;
+    held = true;
+    const since = performance.now();
+    const wait = setInterval(() => {
+      if (!isSettled(root) && performance.now() - since < 4000) return;
+      clearInterval(wait);
+      held = false;
+      passing = true;
+      button.click();
+      passing = false;
+    }, 20);
+  }, true);
+
   let due = false;
   new MutationObserver(() => {
     if (due) return;

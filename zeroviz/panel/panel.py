@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from html import escape
 from typing import Any
 
@@ -29,14 +30,18 @@ class ExplorerPanel(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no 
         self.picture = widgets.HTML()
         self.picture.add_class("zeroviz-picture-card")
         self.tables = widgets.HTML()
-        bar = widgets.HBox([self.run_button, self.stop_button, self.news])
+        bar = widgets.Box([self.run_button, self.stop_button, self.news])
         bar.add_class("zeroviz-bar")
-        super().__init__([widgets.HTML(CSS), self.controls.box, bar, self.picture, self.tables])
+        desk = widgets.Box([self.controls.box, bar])
+        desk.add_class("zeroviz-desk")
+        main = widgets.Box([desk, self.picture])
+        main.add_class("zeroviz-main")
+        super().__init__([widgets.HTML(CSS), main, self.tables])
         self.add_class("zeroviz-explorer")
         self._drawn: tuple[Any, ...] = ()
         self.draw()
         self.tell()
-        state.observe(self._changed, ["predicted", "measured", "zoom"])
+        state.observe(self._changed, ["predicted", "measured", "earlier", "zoom"])
         state.observe(lambda _: self.tell(), ["run_state", "message", "notice", "error"])
 
     def _changed(self, _: Any) -> None:
@@ -47,13 +52,13 @@ class ExplorerPanel(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no 
         """Draw picture and tables anew, unless what they show is still the same."""
         state = self.state
         with state.lock:
-            shown = (state.predicted, state.measured, state.zoom)
+            shown = (state.predicted, state.measured, state.earlier, state.zoom)
             if all(now is before for now, before in zip(shown, self._drawn, strict=False)) and self._drawn:
                 return
             self._drawn = shown
             scene = state.scene()
             self.picture.value = svg_text(scene)
-            self.tables.value = tables_html(scene, state.predicted, state.measured)
+            self.tables.value = tables_html(scene, state.predicted, state.measured, earlier=state.earlier)
 
     def tell(self) -> None:
         """Say what the cluster does and what was refused, and enable what can be pressed."""
@@ -61,12 +66,16 @@ class ExplorerPanel(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no 
         with state.lock:
             self.run_button.disabled = state.busy
             self.stop_button.disabled = not state.can_stop
-            hints = [] if state.error else [hint for hint in (state.notice, state.too_large, state.other_run) if hint]
+            self.stop_button.description = "Stop engines" if state.is_warm and not state.busy else "Stop"
+            hints = (state.notice, state.too_large, state.other_run, state.short_bars)
+            said = " ".join(hint for hint in hints if hint) if not state.error else ""
+            # data-controls: what the controls say once the page has caught up; see look.py on pressing Run.
             self.news.value = (
-                f'<div class="zeroviz-news" data-state="{state.run_state.value}">'
+                f'<div class="zeroviz-news" data-state="{state.run_state.value}" '
+                f'data-controls="{escape(json.dumps(self.controls.words()))}">'
                 f'<div class="zeroviz-progress">{escape(state.message)}</div>'
                 f'<div class="zeroviz-error">{escape(state.error)}</div>'
-                f'<div class="zeroviz-notice">{escape(" ".join(hints))}</div></div>'
+                f'<div class="zeroviz-notice">{escape(said)}</div></div>'
             )
 
 

@@ -7,32 +7,42 @@ from html import escape
 
 from zeroviz.compare import UNEXPLAINED, Comparison, Moment, WireRow, compare
 from zeroviz.scene import Scene
-from zeroviz.style import PAINT
+from zeroviz.spec import Strategy
+from zeroviz.style import PAINT, label_of
 from zeroviz.trace import CATEGORY_ORDER, Category, Trace
 
 Ranks = tuple[int, ...]
 
 
-def tables_html(scene: Scene, predicted: Trace, measured: Trace | None) -> str:
+def tables_html(scene: Scene, predicted: Trace, measured: Trace | None, *, earlier: bool = False) -> str:
     """Every table that the traces can fill. Without a run there is nothing to compare.
 
-    Ranks come in the groups of the picture.
+    Ranks come in the groups of the picture. earlier: `measured` is not of the last run, which failed.
     """
     ran = measured is not None
     # Compared with itself, a trace lists its categories; the differences are not shown then.
     comparison = compare(predicted, measured or predicted)
     groups = list(dict.fromkeys(row.ranks for row in scene.rows))
-    parts = [_memory(comparison, groups, ran), _wire(comparison, ran)]
+    parts = [_memory(comparison, groups, predicted.spec.strategy, ran), _wire(comparison, ran)]
     if measured is None:
         parts.append("<p>Not run yet: press Run on cluster to see measured bytes beside these.</p>")
     else:
-        parts = [_summary(comparison), *parts, _allocator(comparison), _losses(measured), _environment(measured)]
+        parts = [
+            _summary(comparison, earlier),
+            *parts,
+            _allocator(comparison),
+            _losses(measured),
+            _environment(measured),
+        ]
     return f'<div class="zeroviz-tables">{"".join(parts)}</div>'
 
 
-def _summary(comparison: Comparison) -> str:
-    """One sentence a moment: whether measured equals predicted, and if not by how much at most."""
-    lines = []
+def _summary(comparison: Comparison, earlier: bool) -> str:
+    """One sentence a moment: whether measured equals predicted, and if not by how much at most.
+
+    Where the allocator's own figure differs, that stands beside it: "to the byte" is said of the categories alone.
+    """
+    lines = ["Of the run before, because the last one did not end:"] if earlier else []
     for moment in Moment:
         rows = [row for row in comparison.memory if row.moment is moment]
         num_ranks = len(comparison.totals(moment))
@@ -47,10 +57,20 @@ def _summary(comparison: Comparison) -> str:
                 f"{head}: measured and predicted differ by at most {_signed(worst.difference)} B "
                 f"(rank {worst.rank}, {what}): {worst.cause}."
             )
-    return f'<p class="zeroviz-summary">{"<br>".join(map(escape, lines))}</p>'
+    words = f'<p class="zeroviz-summary">{"<br>".join(map(escape, lines))}</p>'
+    grown = [row for row in comparison.allocator if row.difference]
+    if not grown:
+        return words
+    row = max(grown, key=lambda row: abs(row.difference))
+    aside = (
+        f"In the step the allocator grew by {abs(row.difference):,} B {'more' if row.difference > 0 else 'less'} than "
+        f"the categories (rank {row.rank}"
+        f"{', the most of all ranks' if len(comparison.totals(Moment.PEAK)) > 1 else ''}): {row.cause}."
+    )
+    return f'{words}<p class="zeroviz-aside">{escape(aside)}</p>'
 
 
-def _memory(comparison: Comparison, groups: Sequence[Ranks], ran: bool) -> str:
+def _memory(comparison: Comparison, groups: Sequence[Ranks], strategy: Strategy, ran: bool) -> str:
     body = []
     for ranks in groups:
         rest = {row.category: row for row in comparison.of_rank(ranks[0], Moment.REST)}
@@ -70,11 +90,12 @@ def _memory(comparison: Comparison, groups: Sequence[Ranks], ran: bool) -> str:
                 for moment, row in rows
             )
             causes = dict.fromkeys(row.cause for _, row in rows if row and row.cause)
+            words = "total" if category is None else _swatch(category, strategy, held=category in rest)
             first = f'<th scope="rowgroup" rowspan="{len(lines) + 1}">{_rank_words(ranks)}</th>'
             body.append(
                 f'<tr class="zeroviz-{"total" if category is None else "category"}">'
                 f"{first if category == [*lines, None][0] else ''}"
-                f'<th scope="row">{"total" if category is None else _swatch(category)}</th>{cells}'
+                f'<th scope="row">{words}</th>{cells}'
                 f"{_words('; '.join(causes), ran)}</tr>"
             )
     span = 3 if ran else 1
@@ -196,6 +217,17 @@ def _rank_words(ranks: Ranks) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
 
 
-def _swatch(category: Category) -> str:
+def _swatch(category: Category, strategy: Strategy, *, held: bool) -> str:
+    """Solid for what is held at rest, hatched for the rest, as in the picture."""
     paint = PAINT[category]
-    return f'<i style="background:{paint.color}"></i>{escape(paint.label)}'
+    background = paint.color if held else f"{_stripes(paint.hatch)}, {paint.color}"
+    return f'<i style="background:{background}"></i>{escape(label_of(category, strategy))}'
+
+
+def _stripes(hatch: str) -> str:
+    """A hatch as CSS gradients, one a direction."""
+    angles = {"/": "-45deg", "\\": "45deg", "|": "90deg", "-": "0deg"}
+    crossed = {"x": "/\\", "+": "|-"}.get(hatch[0], hatch[0])
+    return ", ".join(
+        f"repeating-linear-gradient({angles[mark]}, #1a1a1a 0 1px, transparent 1px 4px)" for mark in crossed
+    )
