@@ -13,7 +13,7 @@ import psutil
 from zeroviz.errors import SpecError
 from zeroviz.models import Family
 from zeroviz.partition import plan_for
-from zeroviz.predict import predict
+from zeroviz.peak import peak_of
 from zeroviz.quantity import format_nbytes
 from zeroviz.spec import RunSpec
 
@@ -53,7 +53,7 @@ def check_capacity(spec: RunSpec, *, num_warm: int) -> None:
     num_new = max(0, spec.ranks - num_warm)
     check_engines(num_new)
     # Ranks differ in padding only, which is inside the total: rank 0's peak stands for all.
-    peak = predict(spec).ranks[0].peak().total
+    peak = peak_of(spec).total
     largest_unit = max(unit.numel for unit in plan_for(spec).units)
     states = spec.ranks * (peak + INIT_ITEMSIZE * largest_unit)
     need, free = num_new * ENGINE_NBYTES + states, free_nbytes()

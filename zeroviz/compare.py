@@ -21,6 +21,10 @@ GLOO_COPIES = (
     "gloo's working copies of what it gathers and reduces, and scratch inside kernels: no category counts them"
 )
 
+CUDA_KERNELS = "CUDA's kernels keep and borrow other tensors than the CPU's, which the prediction counts"
+# Of a step in progress, these two depend on kernels; model states and the batch do not.
+_BY_KERNELS = (Category.ACTIVATION, Category.TEMPORARY)
+
 
 class Moment(Enum):
     """When a rank's bytes are read."""
@@ -129,10 +133,14 @@ def compare(predicted: Trace, measured: Trace) -> Comparison:
     memory: list[MemoryRow] = []
     wire: list[WireRow] = []
     allocator: list[AllocatorRow] = []
-    gloo = (measured.environment or {}).get("backend") == "gloo" and measured.spec.ranks > 1
+    environment = measured.environment or {}
+    gloo = environment.get("backend") == "gloo" and measured.spec.ranks > 1
+    devices = [str(device) for device in environment.get("devices", ())] or [""] * measured.spec.ranks
     for left, right in zip(predicted.ranks, measured.ranks, strict=True):
-        memory += _moment_rows(left, right, Moment.REST, left.at_rest, right.at_rest)
-        memory += _moment_rows(left, right, Moment.PEAK, left.peak().by_category, right.peak().by_category)
+        by_kernels = CUDA_KERNELS if devices[left.rank].startswith("cuda") else ""
+        rest, peak = (left.at_rest, right.at_rest), (left.peak().by_category, right.peak().by_category)
+        memory += _moment_rows(left, right, Moment.REST, *rest, by_kernels)
+        memory += _moment_rows(left, right, Moment.PEAK, *peak, by_kernels)
         wire += _wire_rows(left, right)
         if right.allocator is not None:
             allocator.append(_allocator_row(right, gloo=gloo))
@@ -140,13 +148,21 @@ def compare(predicted: Trace, measured: Trace) -> Comparison:
 
 
 def _moment_rows(
-    ours: RankTrace, theirs: RankTrace, moment: Moment, left: Mapping[Category, int], right: Mapping[Category, int]
+    ours: RankTrace,
+    theirs: RankTrace,
+    moment: Moment,
+    left: Mapping[Category, int],
+    right: Mapping[Category, int],
+    by_kernels: str,
 ) -> list[MemoryRow]:
+    """The rows of one rank at one moment. by_kernels: the cause of what the device's kernels do otherwise, or empty."""
     rows = []
     for category in CATEGORY_ORDER:
         if category in left or category in right:
             predicted, measured = left.get(category, 0), right.get(category, 0)
             cause = _memory_cause(ours, theirs, moment, category, measured - predicted)
+            if cause and by_kernels and moment is Moment.PEAK and category in _BY_KERNELS:
+                cause = by_kernels
             rows.append(MemoryRow(ours.rank, moment, category, predicted, measured, cause))
     causes = list(dict.fromkeys(row.cause for row in rows if row.cause))  # each once, in the order of the rows
     rows.append(

@@ -7,7 +7,16 @@ from dataclasses import replace
 import pytest
 
 from zeroviz.collectives import CollectiveOp
-from zeroviz.compare import GLOO_COPIES, KERNEL_SCRATCH, STEP_COUNTERS, UNEXPLAINED, Moment, compare, place_text
+from zeroviz.compare import (
+    CUDA_KERNELS,
+    GLOO_COPIES,
+    KERNEL_SCRATCH,
+    STEP_COUNTERS,
+    UNEXPLAINED,
+    Moment,
+    compare,
+    place_text,
+)
 from zeroviz.errors import TraceError
 from zeroviz.models import PRESETS
 from zeroviz.predict import predict
@@ -68,6 +77,17 @@ def test_a_difference_is_never_hidden_and_its_cause_never_guessed() -> None:
         (1, Moment.REST, Category.SHARDED_PARAM),
         (1, Moment.PEAK, Category.SHARDED_PARAM),
     }
+
+
+def test_what_cuda_kernels_do_otherwise_has_a_name_and_model_states_have_none() -> None:
+    """On a GPU activations may differ; a parameter that does is as unexplained as anywhere."""
+    more = tuple(event._replace(delta_nbytes=event.delta_nbytes * 2) for event in STEP)
+    live = replace(measured(RANK, replace(RANK, events=more)), environment={"devices": ["cuda:0", "cuda:1"]})
+    comparison = compare(trace(RANK, RANK), live)
+    causes = {(row.rank, row.category): row.cause for row in comparison.memory if row.moment is Moment.PEAK}
+    assert causes[1, Category.ACTIVATION] == CUDA_KERNELS
+    assert causes[1, Category.UNSHARDED_PARAM] == UNEXPLAINED
+    assert causes[0, Category.ACTIVATION] == ""
 
 
 def test_a_category_that_only_one_side_holds_has_a_row() -> None:
