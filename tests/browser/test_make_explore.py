@@ -37,5 +37,5 @@ def test_from_make_explore_to_measured_numbers(browser: Browser, made: Lab) -> N
     explorer.wait_run("done", "failed", timeout_s=COLD_RUN_S)
     assert explorer.run_state() == "done", explorer.error()
     wait_until(explorer, lambda: len(explorer.bars("live")) == 3)
-    assert explorer.figures("measured") == expected(predicted)
+    wait_until(explorer, lambda: explorer.figures("measured") == expected(predicted))
     page.close()
