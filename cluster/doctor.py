@@ -128,8 +128,10 @@ def _leftovers() -> Check:
     pids = sorted(process.pid for directory, process in marked_processes() if directory not in guarded)
     if not pids:
         return Check("leftover engines", True, "none")
+    # An engine in the middle of a step hears nothing but SIGKILL.
     numbers = " ".join(map(str, pids))
-    return Check("leftover engines", False, f"{len(pids)} processes whose owner is gone; end them with: kill {numbers}")
+    found = f"{len(pids)} processes whose owner is gone; end them with: kill -9 {numbers}"
+    return Check("leftover engines", False, found)
 
 
 def _guarded_directories() -> Iterable[Path]:

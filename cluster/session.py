@@ -30,6 +30,7 @@ T = TypeVar("T")
 START_TIMEOUT_S = 60.0
 START_TIMEOUT_PER_RANK_S = 3.0  # of one core: starting an engine and importing torch, twice over
 RUN_TIMEOUT_S = 600.0
+RUN_TIMEOUT_PER_STEP_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -59,14 +60,15 @@ class Session:
     collective spoils the group's later ones; the next run starts fresh ones.
 
     target: `module:function` that a rank's engine calls with its RankJob. run_timeout_s: bound of one run once its
-    engines are warm. start_timeout_s: bound of starting them; None for 60 s and 3 s more for each rank.
+    engines are warm; None for 600 s and 60 s more for each step. start_timeout_s: bound of starting them; None for 60 s
+    and 3 s more for each rank.
     """
 
     def __init__(
         self,
         *,
         target: str = "cluster.rank:run_rank",
-        run_timeout_s: float = RUN_TIMEOUT_S,
+        run_timeout_s: float | None = None,
         start_timeout_s: float | None = None,
     ) -> None:
         self._target = target
@@ -237,18 +239,19 @@ class Session:
         self._num_runs += 1
         # A file that no other run has used is a meeting place without ports, and so without races for one.
         store = pool.directory / f"store-{self._num_runs}"
+        timeout_s = self._run_timeout_s or RUN_TIMEOUT_S + RUN_TIMEOUT_PER_STEP_S * spec.steps
         shared = {
             "spec": spec,
             "store_path": str(store),
             "backend": placement.backend,
-            "timeout_s": self._run_timeout_s,
+            "timeout_s": timeout_s,
         }
         calls = [
             pool.submit(rank, engine.run_job, self._target, {**shared, "rank": rank, "device": device})
             for rank, device in enumerate(placement.devices)
         ]
         try:
-            return await watch.wait_for_answers(pool, calls, self._run_timeout_s)
+            return await watch.wait_for_answers(pool, calls, timeout_s)
         except SpecError:
             # Every rank refuses a wrong request at once; the engines are then as good as before.
             if not await watch.all_ready(calls):

@@ -112,7 +112,7 @@ def _predict(args: argparse.Namespace) -> int:
     from zeroviz.tables import render
 
     spec = spec_from_args(args)
-    check_outputs(args.figure, args.trace)
+    check_outputs(args.figure, args.trace, args.model)
     trace = predict(spec)
     save_outputs(args.figure, args.trace, trace, None)
     print(json.dumps(trace.report(), indent=1) if args.json else render(trace).rstrip())
@@ -130,7 +130,7 @@ def _run(args: argparse.Namespace) -> int:
             f"--params {args.params} is a bare count, and a count has no layers to run; "
             "use `zeroviz predict`, or name a model, for example --model tiny."
         )
-    check_outputs(args.figure, args.trace)
+    check_outputs(args.figure, args.trace, args.model)
     predicted = predict(spec)
     measured = run_live(spec)
     save_outputs(args.figure, args.trace, predicted, measured)

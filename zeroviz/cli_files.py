@@ -10,8 +10,17 @@ from zeroviz.trace import Trace
 FIGURE_SUFFIXES = (".svg", ".png", ".pdf")
 
 
-def check_outputs(figure: str | None, trace: str | None) -> None:
-    """Raise SpecError for a file that could not be written at the end of the run."""
+def check_outputs(figure: str | None, trace: str | None, model: str | None = None) -> None:
+    """Raise SpecError for a file that could not be written at the end of the run, or would overwrite another.
+
+    model: what --model was given; a config.json is read and must not be written over.
+    """
+    given = [("--model", model), ("--figure", figure), ("--trace", trace)]
+    paths = [(option, name, Path(name).resolve()) for option, name in given if name is not None]
+    for position, (option, name, path) in enumerate(paths):
+        for other, _, before in paths[:position]:
+            if path == before:
+                raise SpecError(f"{other} and {option} are both {name!r}; give each a file of its own.")
     if figure is not None:
         suffix = Path(figure).suffix
         if suffix.lower() not in FIGURE_SUFFIXES:

@@ -10,6 +10,7 @@ import json
 import signal
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from types import FrameType
 from typing import Self, TypeVar
 
@@ -55,7 +56,7 @@ class ProgressLine:
     """Progress on stderr: one line rewritten in place on a terminal, one line each in a file or pipe."""
 
     def __init__(self) -> None:
-        self._in_place = sys.stderr.isatty()
+        self._in_place = sys.stderr is not None and sys.stderr.isatty()
         self._last = ""
 
     def show(self, progress: Progress) -> None:
@@ -63,10 +64,14 @@ class ProgressLine:
             return
         self._last = progress.message
         # ESC [K clears what a longer message left behind.
-        print(f"\r{progress.message}\033[K" if self._in_place else progress.message, end="", file=sys.stderr)
-        if not self._in_place:
-            print(file=sys.stderr)
-        sys.stderr.flush()
+        self._write(f"\r{progress.message}\033[K" if self._in_place else f"{progress.message}\n")
+
+    def _write(self, text: str) -> None:
+        """News that cannot be told, to a closed or full stderr, must not cost the run."""
+        if sys.stderr is not None:
+            with suppress(OSError, ValueError):
+                sys.stderr.write(text)
+                sys.stderr.flush()
 
     def __enter__(self) -> Self:
         return self
@@ -74,7 +79,7 @@ class ProgressLine:
     def __exit__(self, *_: object) -> None:
         """Leave the cursor on a fresh line."""
         if self._in_place and self._last:
-            print(file=sys.stderr, flush=True)
+            self._write("\n")
 
 
 class Interrupts:

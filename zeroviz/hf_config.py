@@ -31,7 +31,7 @@ def read_config(path: Path) -> ModelShape:
         raise SpecError(f"{path} cannot be read as a text file ({error}); give the path of a config.json.") from None
     try:
         config = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: also a number of more digits than Python reads
         raise SpecError(f"{path} is not valid JSON ({error}); give the path of a config.json.") from None
     return model_from_config(config, name=_name(path))
 
@@ -44,14 +44,26 @@ def _name(path: Path) -> str:
 def model_from_config(config: Any, *, name: str) -> ModelShape:
     """A ModelShape from a parsed config.json.
 
-    Missing fields take the family's default where Hugging Face has one: num_key_value_heads is num_attention_heads,
-    head_dim is hidden_size / num_attention_heads (which must be whole), tie_word_embeddings is true for GPT-2 and
-    false for Llama. Raises SpecError for a missing, wrong-typed or impossible field and for another family.
+    Sizes must be there. Other missing fields take the family's default: num_key_value_heads is num_attention_heads (8
+    for Mistral), head_dim is hidden_size / num_attention_heads (which must be whole), tie_word_embeddings is true for
+    GPT-2 and false for Llama. Raises SpecError for a missing, wrong-typed or impossible field, for another family, and
+    for parts whose parameters would not be counted.
     """
     if not isinstance(config, dict):
         raise SpecError(f"The config of {name!r} is a JSON {type(config).__name__}; it must be an object with fields.")
+    for part in ("vision_config", "audio_config"):
+        if config.get(part):
+            raise SpecError(
+                f"The config of {name!r} has a {part!r}, whose parameters are not counted here; give the part "
+                "'text_config' alone as a config.json."
+            )
     if isinstance(config.get("text_config"), dict):
         config = config["text_config"]
+    for key in ("num_local_experts", "num_experts", "add_cross_attention"):
+        if config.get(key):
+            raise SpecError(
+                f"The config of {name!r} has {key} = {config[key]!r}; experts and cross-attention are not supported."
+            )
     model_type = config.get("model_type")
     fields = _Fields(config, name)
     if model_type == "gpt2":
@@ -67,6 +79,7 @@ class _Fields:
     def __init__(self, config: dict[str, Any], name: str) -> None:
         self._config = config
         self.name = name or "config"
+        self.is_mistral = config.get("model_type") == "mistral"
 
     def count(self, key: str, default: int | None = None) -> int:
         value = self._config.get(key)
@@ -142,7 +155,7 @@ def _llama(fields: _Fields) -> ModelShape:
         hidden=hidden,
         layers=fields.count("num_hidden_layers"),
         heads=heads,
-        kv_heads=fields.count("num_key_value_heads", heads),
+        kv_heads=fields.count("num_key_value_heads", 8 if fields.is_mistral else heads),
         head_dim=head_dim,
         ffn=fields.count("intermediate_size"),
         positions=fields.count("max_position_embeddings", 2048),

@@ -12,6 +12,9 @@ from math import prod
 
 from zeroviz.errors import SpecError
 
+# Each block is a list of named shapes; the deepest models published have some two hundred.
+MAX_LAYERS = 4096
+
 
 class Family(Enum):
     """Which architecture the shapes describe."""
@@ -93,6 +96,8 @@ class ModelShape:
         for field in ("vocab", "hidden", "layers", "heads", "kv_heads", "head_dim", "ffn", "positions"):
             if getattr(self, field) < 1:
                 raise SpecError(f"Model {self.name!r} has {field} = {getattr(self, field)}; it must be at least 1.")
+        if self.layers > MAX_LAYERS:
+            raise SpecError(f"Model {self.name!r} has layers = {self.layers}; it must be at most {MAX_LAYERS:,}.")
         if self.heads % self.kv_heads:
             raise SpecError(
                 f"Model {self.name!r} has {self.heads} attention heads and {self.kv_heads} key-value heads; "

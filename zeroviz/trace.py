@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from zeroviz.collectives import CollectiveOp, ring_sent_nbytes
 from zeroviz.errors import TraceError
+from zeroviz.recall import recall
 from zeroviz.spec import RunSpec
 
 TRACE_SCHEMA = "zeroviz.trace/1"
@@ -152,25 +153,11 @@ class RankTrace:
 
     def peak(self) -> Peak:
         """The first moment at which the sum is largest; at rest when the step allocates nothing."""
-        return self._peak
-
-    @property
-    def _peak(self) -> Peak:
-        cached = self.__dict__.get("_peak_cache")
-        if cached is None:
-            cached = _find_peak(self)
-            self.__dict__["_peak_cache"] = cached  # the dataclass is frozen; a pure result may be kept all the same
-        return cached
+        return recall("peak", (self.events, self.rest), lambda: _find_peak(self))
 
     def wire(self) -> tuple[WireTotal, ...]:
         """Collectives summed by (op, dtype); the ring figure is taken of the sum, so it is rounded once."""
-        groups: dict[tuple[CollectiveOp, str, int], list[int]] = {}
-        for call in self.collectives:
-            groups.setdefault((call.op, call.dtype, call.num_ranks), []).append(call.payload_nbytes)
-        return tuple(
-            WireTotal(op, dtype, len(payloads), sum(payloads), ring_sent_nbytes(op, sum(payloads), num_ranks))
-            for (op, dtype, num_ranks), payloads in groups.items()
-        )
+        return recall("wire", (self.collectives,), lambda: _sum_by_op(self.collectives))
 
     def check(self) -> None:
         """Raise TraceError unless no category ever goes negative and the step ends where it began."""
@@ -246,7 +233,7 @@ class Trace:
         """Read `to_json`'s text. Raises TraceError with one sentence for anything else, a newer version included."""
         try:
             data = json.loads(text)
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise TraceError(f"The text is not whole JSON ({error}); give a file that zeroviz wrote.") from None
         if not isinstance(data, dict) or data.get("schema") != TRACE_SCHEMA:
             found = data.get("schema") if isinstance(data, dict) else type(data).__name__
@@ -354,6 +341,16 @@ def _rank_report(rank: RankTrace) -> dict[str, Any]:
 def _json_numbers(values: Iterable[float]) -> list[float | None]:
     """JSON has no infinity and no NaN: a loss that is none becomes null."""
     return [value if isfinite(value) else None for value in values]
+
+
+def _sum_by_op(collectives: tuple[Collective, ...]) -> tuple[WireTotal, ...]:
+    groups: dict[tuple[CollectiveOp, str, int], list[int]] = {}
+    for call in collectives:
+        groups.setdefault((call.op, call.dtype, call.num_ranks), []).append(call.payload_nbytes)
+    return tuple(
+        WireTotal(op, dtype, len(payloads), sum(payloads), ring_sent_nbytes(op, sum(payloads), num_ranks))
+        for (op, dtype, num_ranks), payloads in groups.items()
+    )
 
 
 def _find_peak(rank: RankTrace) -> Peak:

@@ -68,16 +68,8 @@ class DDPUnit:
     def make_grad_shard(self) -> torch.Tensor:
         return self.grad.tensor
 
-    # The ops of the schedule, in the order of a step.
-
-    def unshard(self) -> None:
-        """Nothing to gather: the parameters are whole."""
-
-    def wait_unshard(self) -> None:
-        """Nothing to wait for."""
-
-    def reshard(self) -> None:
-        """Nothing to free."""
+    # The ops of the schedule, in the order of a step. The schedule holds only ops that act, so a stage adds the methods
+    # of the ops it adds: `sync_param` in zero1.py, `unshard` and `reshard` in zero3.py.
 
     def prepare_grad(self) -> None:
         """Zero the full gradient, into which backward adds."""
@@ -88,7 +80,7 @@ class DDPUnit:
         self._pending = self.comm.all_reduce(self.grad.tensor)
 
     def wait_reduce(self) -> None:
-        """Finish it; the mean over ranks is the sum over N."""
+        """Finish it; the mean over ranks is the sum over N, divided in the gradient's dtype."""
         self.wait()
         self.grad_shard.div_(self.comm.num_ranks)
 
@@ -99,12 +91,6 @@ class DDPUnit:
         self.owned.grad = None
         if self.master is not None:
             self.param_shard.copy_(self.master)
-
-    def sync_param(self) -> None:
-        """Every rank updated everything: nothing to bring."""
-
-    def wait_sync(self) -> None:
-        self.wait()
 
     def wait(self) -> None:
         """Wait for the unit's collective under way, if there is one."""

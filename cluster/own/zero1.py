@@ -31,3 +31,6 @@ class Zero1Unit(DDPUnit):
     def sync_param(self) -> None:
         """Bring every rank the shards the others updated, in place."""
         self._pending = self.comm.all_gather(self.param.tensor, self.param_shard)
+
+    def wait_sync(self) -> None:
+        self.wait()

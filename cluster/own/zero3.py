@@ -24,7 +24,8 @@ class Zero3Unit(Zero2Unit):
     def unshard(self) -> None:
         """Allocate the full parameters and start the gather that fills them."""
         self.param.allocate()
-        # See [Note: storage resize]. The write may happen in the backend's thread, any time until the wait is over.
+        # See [Note: storage resize]. The write may happen in the backend's thread, any time until the wait is over, so
+        # the version counter is kept until then: `close` waits first and gives the counter back last.
         self._gathering = ExitStack()
         self._gathering.enter_context(torch.autograd._unsafe_preserve_version_counter(self.param.tensor))
         self._gathering.callback(self.comm.all_gather(self.param.tensor, self.param_shard).wait)
@@ -34,6 +35,3 @@ class Zero3Unit(Zero2Unit):
 
     def reshard(self) -> None:
         self.param.release()
-
-    def sync_param(self) -> None:
-        """Nobody keeps whole parameters: the next unshard brings the updated shards."""

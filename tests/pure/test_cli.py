@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
 import subprocess
@@ -11,7 +13,12 @@ from typing import Any
 
 import pytest
 
+from zeroviz.backend import Progress, RunState
 from zeroviz.cli import main
+from zeroviz.cli_run import ProgressLine
+from zeroviz.models import PRESETS
+from zeroviz.predict import predict
+from zeroviz.spec import RunSpec, Strategy
 from zeroviz.trace import Trace
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -318,3 +325,37 @@ def test_help_is_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> N
         main(words)
     assert exit_info.value.code == 0
     assert "usage: zeroviz" in capsys.readouterr().out
+
+
+def test_files_that_would_overwrite_each_other_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "c.json"
+    text = json.dumps({"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 1, "vocab_size": 11})
+    config.write_text(text)
+    same = tmp_path / "a.svg"
+    for words in (
+        ["--model", str(config), "--seq", "8", "--trace", str(config)],
+        ["--figure", str(same), "--trace", str(tmp_path / "." / "a.svg")],
+    ):
+        assert main(["predict", *words]) == 2
+        assert "give each a file of its own" in capsys.readouterr().err
+    assert config.read_text() == text and not same.exists()
+
+
+def test_a_closed_or_full_stderr_does_not_cost_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """News that nobody reads is no reason to throw a finished run away."""
+
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    for stream in (None, Full()):
+        monkeypatch.setattr(sys, "stderr", stream)
+        with ProgressLine() as line:
+            line.show(Progress(RunState.RUNNING, "running"))
+
+
+def test_many_ranks_answer_at_once() -> None:
+    """16,384 ranks share one list of events, and so one peak: the report is made without walking it for each."""
+    trace = predict(RunSpec(model=PRESETS["llama3-8b"], ranks=16384, strategy=Strategy.ZERO3))
+    first, *others = trace.ranks
+    assert all(rank.peak() is first.peak() and rank.wire() is first.wire() for rank in others)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -188,3 +189,31 @@ def test_paths_that_are_no_file(tmp_path: Path) -> None:
         read_config(tmp_path / "config.json")
     with pytest.raises(SpecError, match="cannot be read as a text file"):
         read_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"num_local_experts": 8}, "experts and cross-attention are not supported"),
+        ({"add_cross_attention": True}, "experts and cross-attention are not supported"),
+        ({"vision_config": {"hidden_size": 64}}, "'vision_config', whose parameters are not counted"),
+        ({"num_hidden_layers": 5000}, "layers = 5000; it must be at most 4,096"),
+    ],
+)
+def test_what_would_be_left_uncounted_is_refused(fields: dict[str, object], words: str) -> None:
+    with pytest.raises(SpecError, match=re.escape(words)):
+        model_from_config({**LLAMA, **fields}, name="m")
+
+
+def test_mistral_without_key_value_heads_has_eight() -> None:
+    """The family's default; 7,241,732,096 is the published count of the configuration that says so itself."""
+    config = {"model_type": "mistral", "hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32}
+    config |= {"intermediate_size": 14336, "vocab_size": 32000}
+    assert model_from_config(config, name="m").num_params == 7241732096
+
+
+def test_a_number_of_5000_digits_is_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"vocab_size": ' + "9" * 5000 + "}")
+    with pytest.raises(SpecError, match="is not valid JSON"):
+        read_config(path)
