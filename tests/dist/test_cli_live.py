@@ -101,7 +101,7 @@ def test_doctor_names_what_a_dead_owner_left_behind(tmp_path: Path) -> None:
         left.kill()
         left.wait()
     assert done.returncode == 1
-    assert f"kill {left.pid}" in " ".join(done.stdout.split())
+    assert f"kill -9 {left.pid}" in " ".join(done.stdout.split())
     assert "1 of 14 checks failed: leftover engines." in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
 
