@@ -21,6 +21,7 @@ from textwrap import fill
 import torch
 
 from cluster.session import Session
+from zeroviz.compare import maxima
 from zeroviz.models import PRESETS
 from zeroviz.predict import predict
 from zeroviz.spec import Precision, RunSpec, Strategy, UnitPolicy, Zero1Form
@@ -57,20 +58,6 @@ def cases() -> Iterator[tuple[str, str, RunSpec]]:
     ):
         spec = RunSpec(model=model, ranks=ranks, precision=precision, unit=UnitPolicy.parse(unit), **settings, **SHAPE)  # type: ignore[arg-type]
         yield model_name, way, spec
-
-
-def maxima(rank: RankTrace) -> list[tuple[str, str, str, int, int]]:
-    """(phase, op, unit, largest total, last total) of each op of the step that changes anything."""
-    result: list[tuple[str, str, str, int, int]] = []
-    total = rank.rest_nbytes
-    for event in rank.events:
-        where, before = (event.phase, event.op, event.unit), total
-        total += event.delta_nbytes
-        if result and result[-1][:3] == where:
-            result[-1] = (*where, max(result[-1][3], total), total)
-        else:
-            result.append((*where, max(before, total), total))
-    return result
 
 
 def findings(spec: RunSpec, measured: tuple[RankTrace, ...]) -> list[str]:

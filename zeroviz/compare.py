@@ -223,3 +223,17 @@ def _allocator_row(theirs: RankTrace, *, gloo: bool) -> AllocatorRow:
         cause=cause,
         outside_cause="" if not outside else STEP_COUNTERS if outside == theirs.step_counter_nbytes else UNEXPLAINED,
     )
+
+
+def maxima(rank: RankTrace) -> list[tuple[str, str, str, int, int]]:
+    """(phase, op, unit, largest total inside, total at the end) of each op of the step that changes anything."""
+    result: list[tuple[str, str, str, int, int]] = []
+    total = rank.rest_nbytes
+    for event in rank.events:
+        where, before = (event.phase, event.op, event.unit), total
+        total += event.delta_nbytes
+        if result and result[-1][:3] == where:
+            result[-1] = (*where, max(result[-1][3], total), total)
+        else:
+            result.append((*where, max(before, total), total))
+    return result

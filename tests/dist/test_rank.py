@@ -20,6 +20,7 @@ from cluster.own.ddp import DDPUnit
 from cluster.own.step import Executor
 from cluster.rank import RankJob, check_precision, joined_group, run_rank
 from tests.dist.ranks import RankPool
+from zeroviz.compare import maxima
 from zeroviz.errors import SpecError, TraceError
 from zeroviz.models import PRESETS
 from zeroviz.predict import predict
@@ -46,20 +47,6 @@ def assert_peak_is_as_predicted(spec: RunSpec, ranks: tuple[RankTrace, ...]) -> 
         assert measured.peak() == predicted.peak(), (spec.strategy, measured.rank)
         assert measured.allocator is not None
         assert measured.allocator.peak_nbytes >= measured.peak().total + measured.step_counter_nbytes
-
-
-def maxima(rank: RankTrace) -> list[tuple[str, str, str, int, int]]:
-    """(phase, op, unit, largest total inside, total at the end) of each op of the step that changes anything."""
-    result: list[tuple[str, str, str, int, int]] = []
-    total = rank.rest_nbytes
-    for event in rank.events:
-        where, before = (event.phase, event.op, event.unit), total
-        total += event.delta_nbytes
-        if result and result[-1][:3] == where:
-            result[-1] = (*where, max(result[-1][3], total), total)
-        else:
-            result.append((*where, max(before, total), total))
-    return result
 
 
 @pytest.mark.parametrize("model", ["tiny", "tiny-llama"])
