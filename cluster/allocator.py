@@ -16,6 +16,8 @@ from itertools import pairwise
 
 import torch
 
+from cluster.cuda_allocator import CudaAllocator, fault_on
+
 # `ProfiledCPUMemoryReporter` begins with a mutex (40 bytes) and a hash map (56); the total follows. The search range
 # allows for another standard library's layout.
 _SEARCH_NBYTES = 256
@@ -66,6 +68,9 @@ def _counts(word: ctypes.c_size_t) -> bool:
 def live_nbytes(device: torch.device) -> int | None:
     """Bytes the allocator of `device` has given out now; None where it cannot be read."""
     if device.type == "cuda":
-        return torch.cuda.memory_allocated(device)
+        # The figure that the recorder on this device reports: what was asked for, or what rounding made of it.
+        if fault_on(device.index):
+            return torch.cuda.memory_allocated(device)
+        return CudaAllocator(device).totals().requested_nbytes
     counter = cpu_counter()
     return None if counter is None else counter()

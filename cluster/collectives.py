@@ -4,14 +4,18 @@
 may write into a view of its input. Both backends allow it, and it is what keeps our own implementation free of
 separate communication buffers. gloo makes working copies all the same (a gather holds its output twice, a
 reduce-scatter clones its input, and lets go of it some time later in a thread of its own). They are the backend's:
-calls and waits are marked and hidden from dispatch modes, so that a meter can tell them from our own; they appear in
-the allocator's figure only.
+calls and waits are marked and hidden from dispatch modes, so that a meter can tell them from our own. They are a
+category of their own, which no figure for another backend counts.
+
+[Note: at once] Where a wait follows its start at once, nothing of ours is allocated in between, so what is live after
+it is what was live before, and a metered step can wait for just that (`settle.py`). Where compute stands between them
+there is no such figure, and the copies go when gloo lets them go.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import torch
 import torch.distributed as dist
@@ -19,30 +23,43 @@ from torch.profiler import record_function
 from torch.utils._python_dispatch import _disable_current_modes
 
 from cluster.dtypes import NAME_OF
+from cluster.settle import Settling
 from zeroviz.collectives import CollectiveOp
 from zeroviz.trace import Collective
 
 BACKEND_RANGE = "zeroviz::backend"
+# A range of this name says how many bytes were live in it, while no thread of the backend was at work.
+SETTLED_RANGE = "zeroviz::settled|"
+
+
+# Entered around the backend's work by a recorder that has no such ranges to read.
+backend_hooks: list[Callable[[], AbstractContextManager[None]]] = []
 
 
 @contextmanager
 def _backend() -> Iterator[None]:
     """Inside, the backend works, not we."""
-    with record_function(BACKEND_RANGE), _disable_current_modes():
+    with record_function(BACKEND_RANGE), _disable_current_modes(), ExitStack() as hooks:
+        for hook in backend_hooks:
+            hooks.enter_context(hook())
         yield
 
 
 class Handle:
     """A collective under way; without work, as for one rank, one that is over."""
 
-    def __init__(self, work: dist.Work | None = None) -> None:
-        self._work = work
+    def __init__(self, work: dist.Work | None = None, after: Callable[[], None] | None = None) -> None:
+        """after: what to do when the result is there."""
+        self._work, self._after = work, after
 
     def wait(self) -> None:
         """Wait until the result is there. Raises RuntimeError when the group broke or its time bound passed."""
         if self._work is not None:
             with _backend():  # gloo copies the result out of its clone in here
                 self._work.wait()
+            if self._after is not None:
+                self._work = None  # gloo keeps its copies as long as this is held
+                self._after()
 
 
 # torch 2.13 renames the two single-tensor collectives and warns of the old names; older ones have only those.
@@ -63,49 +80,85 @@ class Collectives:
         self.rank, self.num_ranks, self._group = rank, num_ranks, group
         self.calls: list[Collective] = []
         self._where = ("", "")
+        self._num_ops = 0
+        self._num_in_flight = 0
+        self._settling: Settling | None = None
 
     def start_record(self) -> None:
         """Forget the calls recorded so far."""
         self.calls = []
 
     def at(self, phase: str, unit: str) -> None:
-        """Say where in the step the next calls are made."""
+        """Say where in the step the next calls are made: at the start of every op."""
         self._where = (phase, unit)
+        self._num_ops += 1
+
+    @contextmanager
+    def settled_by(self, settling: Settling | None) -> Iterator[None]:
+        """Inside, a wait that follows its start at once also waits for the backend's copies to be gone."""
+        self._settling = settling
+        try:
+            yield
+        finally:
+            self._settling = None
 
     def all_reduce(self, full: torch.Tensor) -> Handle:
         """Sum `full` (numel,) over the ranks, in place."""
         if self._group is None:
             return Handle()
         self._record(CollectiveOp.ALL_REDUCE, full)
-        with _backend():
-            return Handle(dist.all_reduce(full, group=self._group, async_op=True))
+        return self._started(lambda: dist.all_reduce(full, group=self._group, async_op=True))
 
     def all_gather(self, full: torch.Tensor, shard: torch.Tensor) -> Handle:
         """Fill `full` (num_ranks * numel,) with every rank's `shard` (numel,), in rank order."""
         if self._group is None:
-            if full.data_ptr() != shard.data_ptr():
+            if not _in_place(full, shard):
                 full.copy_(shard)
             return Handle()
         self._record(CollectiveOp.ALL_GATHER, full)
-        with _backend():
-            return Handle(_all_gather(full, shard, group=self._group, async_op=True))
+        return self._started(lambda: _all_gather(full, shard, group=self._group, async_op=True))
 
     def reduce_scatter(self, shard: torch.Tensor, full: torch.Tensor) -> Handle:
         """Sum `full` (num_ranks * numel,) over the ranks and leave this rank's part in `shard` (numel,)."""
         if self._group is None:
-            if full.data_ptr() != shard.data_ptr():
+            if not _in_place(full, shard):
                 shard.copy_(full)
             return Handle()
         self._record(CollectiveOp.REDUCE_SCATTER, full)
-        with _backend():
-            return Handle(_reduce_scatter(shard, full, group=self._group, async_op=True))
+        return self._started(lambda: _reduce_scatter(shard, full, group=self._group, async_op=True))
 
     def barrier(self) -> None:
         """Wait for every rank; not recorded, since it is no part of a step."""
         if self._group is not None:
             dist.barrier(group=self._group)
 
+    def _started(self, call: Callable[[], dist.Work]) -> Handle:
+        """Make the call. "At once", see the note, is in the same op or in the next, with no other call under way."""
+        settling = self._settling
+        if settling is None:
+            with _backend():
+                return Handle(call())
+        before, began, alone = settling.counter(), self._num_ops, self._num_in_flight == 0
+        self._num_in_flight += 1
+
+        def after() -> None:
+            self._num_in_flight -= 1
+            if alone and self._num_in_flight == 0 and self._num_ops <= began + 1:
+                live = settling.down_to(before)
+                if live is not None:
+                    with record_function(f"{SETTLED_RANGE}{live}"):
+                        pass
+
+        with _backend():
+            return Handle(call(), after)
+
     def _record(self, op: CollectiveOp, full: torch.Tensor) -> None:
         nbytes = full.numel() * full.element_size()
         phase, unit = self._where
         self.calls.append(Collective(op, NAME_OF[full.dtype].value, self.num_ranks, nbytes, phase, unit))
+
+
+def _in_place(full: torch.Tensor, shard: torch.Tensor) -> bool:
+    """Whether a single rank's shard is the full buffer. Told without an address, which fake tensors do not have."""
+    same = full.untyped_storage()._cdata == shard.untyped_storage()._cdata
+    return same and full.storage_offset() == shard.storage_offset()

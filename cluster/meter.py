@@ -1,84 +1,63 @@
 """The meter: what a rank holds by category at every op of one step.
 
-Two ways to read it, one result. On CPU the allocator's own events are recorded (`record_events`): nothing is added to
-the step. On CUDA, and where this torch build lacks those events, live storages are watched (`record_storages`); the
-watching itself makes autograd add gradients out of place, and the recording says so.
+Three ways to read it, one result. On CPU the allocator's own events are recorded (`record_events`), on CUDA the caching
+allocator's history (`record_cuda`): nothing is added to the step. Where this torch build lacks those, live storages are
+watched (`record_storages`); the watching itself makes autograd add gradients out of place, and the recording says so.
 
-[Note: what is counted] Every block that leaves the operator it was made in, once, whatever aliases it. A block that is
-born and freed inside one operator is the kernel's scratch, the 8 bytes of a Python number it was given included; one
-made inside a collective is the backend's working copy. Neither is in the categories; both are in the allocator's peak,
-which is reported beside.
+[Note: what is counted] Every block, once, whatever aliases it. A block that is born and freed inside one operator is
+the kernel's scratch, the 8 bytes of a Python number it was given included; one made inside a collective is the
+backend's working copy. Both have categories of their own: they are part of what this machine's allocator gave out
+(`RankTrace.machine_peak`) and no part of what the step holds on any (`RankTrace.peak`). Watched storages do not show
+them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
 from cluster.allocator import cpu_counter
+from cluster.cuda_allocator import CudaAllocator, fault_on
+from cluster.record_cuda import CudaRecorder
 from cluster.record_events import EventRecorder
 from cluster.record_storages import StorageRecorder
-from zeroviz.trace import Category, Event
-
-Held = Iterable[tuple[torch.Tensor, Category | None]]
+from cluster.recording import Held, Recorder, Recording
+from cluster.settle import Settling
+from zeroviz.trace import Category
 
 _NOTHING: AbstractContextManager[None] = nullcontext()
-
-
-@dataclass
-class Recording:
-    """What a recorded step did; filled when the block ends.
-
-    peak_nbytes: the allocator's largest live total inside the step, everything included; None where it cannot be
-    read. source: where that figure comes from. method: how the events were read.
-    """
-
-    events: tuple[Event, ...] = ()
-    peak_nbytes: int | None = None
-    source: str = ""
-    method: str = ""
-
-
-class Recorder(Protocol):
-    """One way to record a step."""
-
-    method: str
-
-    def recording(self, rest: Held) -> AbstractContextManager[None]: ...
-    def op(self, phase: str, op: str, unit: str) -> AbstractContextManager[None]: ...
-    def tag(self, tensor: torch.Tensor, category: Category) -> None: ...
-    def allocated(self, tensor: torch.Tensor, category: Category) -> None: ...
-    def released(self, tensor: torch.Tensor) -> None: ...
-    def result(self) -> tuple[tuple[Event, ...], int | None, str]: ...
 
 
 class Meter:
     """Records one step on demand; otherwise every call is a test of one attribute."""
 
-    def __init__(self) -> None:
+    def __init__(self, given: Recorder | None = None) -> None:
+        """given: how to record, where the device does not decide it."""
+        self._given = given
         self._recorder: Recorder | None = None
 
     @contextmanager
     def recording(self, rest: Held, device: torch.device) -> Iterator[Recording]:
         """Record inside the block. `rest` is all that is held already; category None is held but not counted."""
-        use_events = device.type == "cpu" and cpu_counter() is not None
-        recorder: Recorder = EventRecorder() if use_events else StorageRecorder(device)
-        recording = Recording(method=recorder.method)
+        recorder, settling = recorder_for(device) if self._given is None else (self._given, None)
+        recording = Recording(recorder.method, settling)
         self._recorder = recorder
         try:
-            with recorder.recording(rest):
+            with recorder.recording(rest, recording.settling):
                 yield recording
         finally:
             self._recorder = None
-        recording.events, recording.peak_nbytes, recording.source = recorder.result()
+        recorder.fill(recording)
 
     def op(self, phase: str, op: str, unit: str) -> AbstractContextManager[None]:
         """The block inside is this op of the schedule."""
         return _NOTHING if self._recorder is None else self._recorder.op(phase, op, unit)
+
+    def on_host(self) -> AbstractContextManager[None]:
+        """What the block inside makes and drops is the host's: for work on offloaded states."""
+        return _NOTHING if self._recorder is None else self._recorder.on_host()
 
     def tag(self, tensor: torch.Tensor, category: Category) -> None:
         """Say what a tensor born in this step is for; untagged ones are ruled by where they live."""
@@ -94,6 +73,19 @@ class Meter:
         """A flat buffer is about to give its memory back."""
         if self._recorder is not None:
             self._recorder.released(tensor)
+
+
+def recorder_for(device: torch.device) -> tuple[Recorder, Settling | None]:
+    """How a step on `device` is read, and what its collectives wait for; see the module's docstring."""
+    if device.type == "cuda":
+        if not (fault := fault_on(device.index)):
+            recorder = CudaRecorder(CudaAllocator(device))
+            return recorder, recorder.settling()
+        watcher = StorageRecorder(device)
+        watcher.method = f"{StorageRecorder.method}; not the allocator's history: {fault}"
+        return watcher, None
+    counter = cpu_counter()
+    return (StorageRecorder(device), None) if counter is None else (EventRecorder(), Settling(counter))
 
 
 def held_by_category(held: Iterable[tuple[torch.Tensor, Category]]) -> dict[Category, int]:

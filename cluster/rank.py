@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
+from itertools import chain
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from cluster.own.step import Executor
 from zeroviz.errors import SpecError
 from zeroviz.memory import rest_padding_nbytes
 from zeroviz.spec import DType, RunSpec
-from zeroviz.trace import AllocatorReading, RankTrace, rank_to_dict
+from zeroviz.trace import RankTrace, rank_to_dict
 
 # The counter knows only blocks born after it is switched on, so it is switched on with this module.
 cpu_counter()
@@ -82,7 +83,7 @@ def _set_imports_aside() -> None:
 
 def check_precision(spec: RunSpec, device: torch.device) -> None:
     """Raise SpecError if the device cannot compute in the recipe's parameter dtype."""
-    if spec.precision.param is DType.BF16 and device.type == "cuda" and not torch.cuda.is_bf16_supported(False):
+    if spec.recipe.param is DType.BF16 and device.type == "cuda" and not torch.cuda.is_bf16_supported(False):
         name = torch.cuda.get_device_name(device)
         raise SpecError(f"Precision is {spec.precision.value!r}, but {name} has no bf16; use precision fp32.")
 
@@ -127,37 +128,37 @@ def _train(spec: RunSpec, comm: Collectives, device: torch.device) -> tuple[Rank
     for _ in range(spec.steps - 1):
         step()
     gc.collect()
-    held = list(executor.held_tensors())
-    counters = list(executor.step_counters())
-    step_counter_nbytes = sum(counter.untyped_storage().nbytes() for counter in counters)
+    rest = held_by_category(executor.held_tensors())
+    step_counter_nbytes = sum(counter.untyped_storage().nbytes() for counter in executor.step_counters())
     comm.barrier()
-    rest_nbytes = _settled_nbytes(device, (before or 0) + sum(held_by_category(held).values()) + step_counter_nbytes)
+    _settle(device, (before or 0) + sum(rest.values()) + step_counter_nbytes)
     comm.start_record()
-    with meter.recording([*held, *((counter, None) for counter in counters)], device) as recording:
+    executor.link.start_record()
+    # Nothing but the executor may hold its tensors while the step runs: it might want to free them.
+    held = chain(executor.held_tensors(), ((counter, None) for counter in executor.step_counters()))
+    with meter.recording(held, device) as recording, comm.settled_by(recording.settling):
         step()
-    allocator = None
-    if before is not None and rest_nbytes is not None and recording.peak_nbytes is not None:
-        allocator = AllocatorReading(rest_nbytes - before, recording.peak_nbytes - before, recording.source)
     trace = RankTrace(
         rank=comm.rank,
-        rest=held_by_category(executor.held_tensors()),
+        rest=rest,
         events=recording.events,
         collectives=tuple(comm.calls),
+        transfers=tuple(executor.link.transfers),
         padding_nbytes=rest_padding_nbytes(spec, comm.rank),
         step_counter_nbytes=step_counter_nbytes,
-        allocator=allocator,
+        allocator=None if before is None else recording.reading(before),
+        device_lines=recording.device_lines,
         losses=tuple(losses),
         step_time_ns=tuple(step_time_ns),
     )
     return trace, recording.method
 
 
-def _settled_nbytes(device: torch.device, expected_nbytes: int) -> int | None:
-    """The allocator's live bytes once gloo's threads have let go of the last collective's copies.
+def _settle(device: torch.device, expected_nbytes: int) -> None:
+    """Wait until gloo's threads have let go of the last collective's copies.
 
     That takes them up to a millisecond. What is still there after `SETTLE_S` is reported as it is.
     """
     deadline = time.monotonic() + SETTLE_S
     while (nbytes := live_nbytes(device)) is not None and nbytes > expected_nbytes and time.monotonic() < deadline:
         time.sleep(0.0005)
-    return nbytes

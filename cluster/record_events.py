@@ -1,87 +1,69 @@
 """Record a step on CPU from the allocator's own events, as torch's profiler keeps them.
 
-Each event has a pointer, signed bytes and the allocator's running total. Our ops are `record_function` ranges around
-them; a tag is an empty range that names a pointer. The step runs as it would unrecorded.
-
-The profiler's event tree is no public interface; tests compare it, block by block, with the arithmetic.
+Each event has a pointer, signed bytes and the allocator's running total; `chain.py` puts them in an order in which the
+two agree at every event. Nothing is dropped: a block that never leaves its operator is KERNEL_SCRATCH, one made inside
+a collective BACKEND_COPY. The step runs as it would unrecorded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.autograd.profiler import profile, record_function
 
-from cluster.collectives import BACKEND_RANGE
+from cluster.chain import Chain, Link
+from cluster.collectives import SETTLED_RANGE
+from cluster.event_tree import HOST_RANGE, OP_RANGE, TAG_RANGE, Place, Tag, read
+from cluster.recording import Held, Recording
+from cluster.settle import Settling
 from zeroviz.schedule import OpKind
 from zeroviz.trace import Category, Event
 
-_OP, _TAG = "zeroviz::op|", "zeroviz::tag|"
-
-# Operators made of others: what dies inside them was handed from one operator to the next, as it would be without
-# them. What dies inside any other operator is its scratch.
-COMPOSITE = frozenset(
-    {
-        "aten::linear",
-        "aten::matmul",
-        "aten::layer_norm",
-        "aten::rms_norm",
-        "aten::_fused_rms_norm",
-        "aten::cross_entropy_loss",
-        "aten::scaled_dot_product_attention",
-    }
-)
+# What these ops leave behind is there for backward.
+_SAVING_OPS = frozenset({OpKind.FORWARD.value, OpKind.RECOMPUTE.value})
 
 # A Python number handed to an operator (`grad / N`) becomes a tensor of 8 bytes before the operator begins.
 _NUMBER_NBYTES = 8
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a memory event stands: our op (an instance, so two forwards differ), the operator, backend or not."""
-
-    op: int
-    where: tuple[str, str, str]
-    operator: int
-    in_backend: bool
-
-
-@dataclass(slots=True)
-class _Entry:
-    """A memory event on its way to becoming an Event; `category` None until ruled."""
-
-    time_ns: int
-    pointer: int
-    nbytes: int
-    total: int
-    place: _Place
-    category: Category | None = None
-    dropped: bool = False
-
-
 class EventRecorder:
-    """Records one step; see the module's docstring."""
+    """Records one step; see the module's docstring. `chain` is what the events came from, once it is recorded."""
 
     method = "allocator events"
 
     def __init__(self) -> None:
-        self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
+        # torch.profiler's own class works every event over in Python when it stops: ten times what reading them costs.
+        self._profile = profile(use_kineto=True, profile_memory=True)
+        self._rest: dict[int, Category | None] = {}
+        self._rest_nbytes = 0
+        self.chain = Chain(0, ())
 
     @contextmanager
-    def recording(self, rest: Iterable[tuple[torch.Tensor, Category | None]]) -> Iterator[None]:
-        """What is held already has its events behind it, so `rest` is not needed."""
+    def recording(self, rest: Held, settling: Settling | None) -> Iterator[None]:
+        if settling is None:
+            raise RuntimeError("The allocator's events are read against its counter, and there is none.")
+        for tensor, category in rest:
+            self._rest.setdefault(tensor.untyped_storage().data_ptr(), category)
+        self._rest_nbytes = settling.counter()
         with self._profile:
             yield
+            # Collectives that overlap with compute leave copies to the backend's threads until here.
+            if (live := settling.down_to(self._rest_nbytes)) is None:
+                live = settling.counter()
+            with record_function(f"{SETTLED_RANGE}{live}"):
+                pass
 
     def op(self, phase: str, op: str, unit: str) -> AbstractContextManager[None]:
-        return record_function(f"{_OP}{phase}|{op}|{unit}")
+        return record_function(f"{OP_RANGE}{phase}|{op}|{unit}")
+
+    def on_host(self) -> AbstractContextManager[None]:
+        return record_function(HOST_RANGE)
 
     def tag(self, tensor: torch.Tensor, category: Category) -> None:
-        with record_function(f"{_TAG}{tensor.untyped_storage().data_ptr()}|{category.value}"):
+        with record_function(f"{TAG_RANGE}{tensor.untyped_storage().data_ptr()}|{category.value}"):
             pass
 
     def allocated(self, tensor: torch.Tensor, category: Category) -> None:
@@ -90,88 +72,78 @@ class EventRecorder:
     def released(self, tensor: torch.Tensor) -> None:
         """The allocator's event says it."""
 
-    def result(self) -> tuple[tuple[Event, ...], int | None, str]:
-        """(events, the allocator's peak, its source)."""
-        entries, tags = self._read()
-        peak = max((entry.total for entry in entries), default=None)
-        _rule(entries, tags)
-        events = tuple(
-            Event(*entry.place.where, entry.category or Category.TEMPORARY, entry.nbytes)
-            for entry in entries
-            if not entry.dropped
-        )
-        return events, peak, "torch CPU allocator, profiler memory events"
-
-    def _read(self) -> tuple[list[_Entry], list[tuple[int, int, Category]]]:
-        """Memory events and tags (time, pointer, category), each in order of time."""
-        entries: list[_Entry] = []
-        tags: list[tuple[int, int, Category]] = []
-        nowhere = _Place(0, ("", "", ""), 0, False)
-        kineto: Any = self._profile.profiler
-        stack = [(node, nowhere) for node in kineto.kineto_results.experimental_event_tree()]
-        while stack:
-            node, place = stack.pop()
-            name = node.name
-            if name == "[memory]":
-                fields = node.extra_fields
-                entries.append(_Entry(node.start_time_ns, fields.ptr, fields.alloc_size, fields.total_allocated, place))
-                continue
-            if name.startswith(_TAG):
-                pointer, category = name[len(_TAG) :].split("|")
-                tags.append((node.start_time_ns, int(pointer), Category(category)))
-            elif name.startswith(_OP):
-                phase, op, unit = name[len(_OP) :].split("|")
-                place = _Place(node.id, (phase, op, unit), 0, False)
-            elif name == BACKEND_RANGE or name.startswith("gloo:"):
-                place = _Place(place.op, place.where, place.operator, True)
-            elif name.startswith("aten::") and name not in COMPOSITE and not place.operator:
-                place = _Place(place.op, place.where, node.id, place.in_backend)
-            stack.extend((child, place) for child in node.children)
-        entries.sort(key=lambda entry: entry.time_ns)
-        tags.sort(key=lambda tag: tag[0])
-        return entries, tags
+    def fill(self, recording: Recording) -> None:
+        results: Any = self._profile.kineto_results
+        reading = read(results.experimental_event_tree())
+        self.chain = Chain(self._rest_nbytes, reading.links)
+        links = self.chain.links
+        categories = _categories(links, reading.tags, self._rest)
+        events = []
+        for link, category in zip(links, categories, strict=True):
+            phase, op, unit = link.place.where
+            events.append(Event(phase, op, unit, category, link.nbytes))
+        recording.events = tuple(events)
+        recording.rest_nbytes = self._rest_nbytes
+        recording.peak_nbytes = max([self._rest_nbytes, *(link.total for link in links)])
+        recording.source = "torch CPU allocator, profiler memory events"
+        recording.num_events = reading.num_events
+        recording.num_hidden_frees = self.chain.num_hidden_frees
+        recording.unattributed_nbytes = self.chain.unattributed_nbytes
 
 
-def _rule(entries: list[_Entry], tags: list[tuple[int, int, Category]]) -> None:
-    """Give every block its category, or drop it as the backend's or a kernel's."""
-    born: dict[int, _Entry] = {}
+def _categories(links: list[Link], tags: Iterable[Tag], rest: dict[int, Category | None]) -> list[Category]:
+    """The category of each change: of a block's birth by its tag or by a rule, of its free the same one.
+
+    rest: the blocks held when the step began, by pointer. A block freed that nobody knows stays a finding.
+    """
+    found = [Category.UNATTRIBUTED] * len(links)
+    born: dict[int, int] = {}
+    tagged: dict[int, Category] = {}
     upcoming = iter(tags)
     tag = next(upcoming, None)
 
-    def settle(birth: _Entry, death: _Entry | None) -> None:
-        place = birth.place
-        if birth.category is None:
-            if place.in_backend:
-                birth.dropped = True  # its free may come from the backend's thread, without an event
-            elif (
-                death is not None
-                and place.operator == death.place.operator
-                and (place.operator or birth.nbytes == _NUMBER_NBYTES)
-            ):
-                birth.dropped = True
-            elif place.where[1] == OpKind.FORWARD.value and (death is None or death.place.op != place.op):
-                birth.category = Category.ACTIVATION  # what forward leaves behind is there for backward
-            else:
-                birth.category = Category.TEMPORARY
+    def settle(birth: int, death: int | None) -> None:
+        category = tagged.get(birth) or _rule(links[birth], None if death is None else links[death])
+        found[birth] = category
         if death is not None:
-            death.category, death.dropped = birth.category, birth.dropped
+            found[death] = category
 
-    for entry in entries:
-        while tag is not None and tag[0] <= entry.time_ns:
-            if tag[1] in born:
-                born[tag[1]].category = tag[2]
+    for position, link in enumerate(links):
+        while tag is not None and tag.time_ns <= link.time_ns:
+            if tag.pointer in born:
+                tagged[born[tag.pointer]] = tag.category
             tag = next(upcoming, None)
-        earlier = born.pop(entry.pointer, None)
-        if earlier is not None:
-            settle(earlier, entry if entry.nbytes < 0 else None)
-        elif entry.nbytes < 0:
-            # Not born in this step. If it was ours, the books will not close, and `Trace.check` says so.
-            entry.dropped = entry.place.in_backend
-        if entry.nbytes > 0:
-            born[entry.pointer] = entry
+        if link.is_unattributed:
+            continue
+        if link.nbytes > 0:
+            born[link.pointer] = position
+        elif (birth := born.pop(link.pointer, None)) is not None:
+            settle(birth, position)
+        else:
+            found[position] = rest.pop(link.pointer, None) or Category.UNATTRIBUTED
     while tag is not None:
-        if tag[1] in born:
-            born[tag[1]].category = tag[2]
+        if tag.pointer in born:
+            tagged[born[tag.pointer]] = tag.category
         tag = next(upcoming, None)
     for birth in born.values():
         settle(birth, None)
+    return found
+
+
+def _rule(birth: Link, death: Link | None) -> Category:
+    """What an untagged block is, by where it was born and where it died, if it did."""
+    born: Place = birth.place
+    died: Place | None = None if death is None else death.place
+    if birth.by_backend:
+        return Category.BACKEND_COPY
+    if (
+        died is not None
+        and (born.op, born.operator) == (died.op, died.operator)
+        and (born.operator or birth.nbytes == _NUMBER_NBYTES)
+    ):
+        return Category.KERNEL_SCRATCH
+    if born.on_host:
+        return Category.HOST_TEMPORARY
+    if born.where[1] in _SAVING_OPS and (died is None or died.op != born.op):
+        return Category.ACTIVATION
+    return Category.TEMPORARY

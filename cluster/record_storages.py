@@ -8,7 +8,7 @@ holds one (tokens, hidden) tensor more than an unwatched one.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +16,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from cluster.recording import Held, Recording
+from cluster.settle import Settling
 from zeroviz.schedule import OpKind
 from zeroviz.trace import Category, Event
 
@@ -42,10 +44,12 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._log: list[tuple[tuple[str, str, str], _Block, int]] = []
         self._where = ("", "", "")
         self._born: list[tuple[int, _Block]] = []
+        self._rest_nbytes: int | None = None
         self._peak_nbytes: int | None = None
+        self._on_host = False
 
     @contextmanager
-    def recording(self, rest: Iterable[tuple[torch.Tensor, Category | None]]) -> Iterator[None]:
+    def recording(self, rest: Held, settling: Settling | None) -> Iterator[None]:
         for tensor, category in rest:
             storage = tensor.untyped_storage()
             if storage.nbytes():
@@ -53,6 +57,7 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         on_cuda = self._device.type == "cuda"
         if on_cuda:
             torch.cuda.synchronize(self._device)
+            self._rest_nbytes = torch.cuda.memory_allocated(self._device)
             torch.cuda.reset_peak_memory_stats(self._device)
         with self:
             yield
@@ -74,10 +79,16 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._where, self._born = (phase, op, unit), []
         yield
         # What forward leaves behind is there for backward; anything else on its way is temporary.
-        left = Category.ACTIVATION if op == OpKind.FORWARD.value else Category.TEMPORARY
+        left = Category.ACTIVATION if op in (OpKind.FORWARD.value, OpKind.RECOMPUTE.value) else Category.TEMPORARY
         for key, block in self._born:
             if block.category is None:
                 block.category = left if self._live.get(key) is block else Category.TEMPORARY
+
+    @contextmanager
+    def on_host(self) -> Iterator[None]:
+        self._on_host = True
+        yield
+        self._on_host = False
 
     def tag(self, tensor: torch.Tensor, category: Category) -> None:
         self._live[tensor.untyped_storage()._cdata].category = category
@@ -89,13 +100,12 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def released(self, tensor: torch.Tensor) -> None:
         self._death(tensor.untyped_storage()._cdata)
 
-    def result(self) -> tuple[tuple[Event, ...], int | None, str]:
-        """(events, the allocator's peak, its source)."""
-        events = tuple(
+    def fill(self, recording: Recording) -> None:
+        recording.events = tuple(
             Event(*where, block.category or Category.TEMPORARY, sign * block.nbytes) for where, block, sign in self._log
         )
-        source = "torch.cuda.max_memory_allocated" if self._device.type == "cuda" else "not read"
-        return events, self._peak_nbytes, source
+        recording.source = "torch.cuda.max_memory_allocated" if self._device.type == "cuda" else "not read"
+        recording.rest_nbytes, recording.peak_nbytes = self._rest_nbytes, self._peak_nbytes
 
     def _see(self, tensor: torch.Tensor) -> None:
         """Take note of the tensor's storage, unless it is known.
@@ -107,7 +117,7 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         key = storage._cdata
         if key in self._live or not storage.nbytes():
             return
-        block = _Block(storage.nbytes(), None)
+        block = _Block(storage.nbytes(), Category.HOST_TEMPORARY if self._on_host else None)
 
         def died(_: weakref.ref[torch.UntypedStorage]) -> None:
             self._death(key)

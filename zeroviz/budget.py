@@ -34,11 +34,11 @@ class PeakLedger:
     at_rest: int
     """States held between steps, padding included."""
     gathered: int
-    """Whole parameters beyond those at rest (ZeRO-3)."""
+    """Whole parameters beyond those at rest (ZeRO-3, SHARD_GRAD_OP)."""
     gradients: int
-    """Whole gradients beyond those at rest (ZeRO-2, ZeRO-3)."""
+    """Whole gradients beyond those at rest, where gradients are sharded."""
     update: int
-    """AdamW's temporaries for one unit, where the peak is in the optimizer."""
+    """The optimizer's temporaries, where the peak is there."""
     activations: int
     temporaries: int
     """Tensors on their way in forward and backward."""
@@ -117,7 +117,8 @@ def longest_seq(spec: RunSpec, budget_nbytes: int) -> Answer:
 
 def ledger_of(spec: RunSpec, peak: Peak) -> PeakLedger:
     """The parts of `peak`. They sum to its total."""
-    rest, held = rest_by_category(spec), peak.by_category
+    rest = {category: nbytes for category, nbytes in rest_by_category(spec).items() if category.on_device}
+    held = peak.by_category
     temporaries = held.get(Category.TEMPORARY, 0)
     is_update = peak.phase == Phase.OPTIMIZER.value
 

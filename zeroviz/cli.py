@@ -98,6 +98,7 @@ def _build_parser() -> tuple[_Parser, dict[str, argparse.ArgumentParser]]:
     for sub in (predict, run):
         add_spec_options(sub)
         sub.add_argument("--figure", metavar="FILE", help="write the picture as .svg, .png or .pdf")
+        sub.add_argument("--timeline", metavar="FILE", help="write the step of rank 0 as stacked areas, the same kinds")
         sub.add_argument("--trace", metavar="FILE", help="write the whole trace, events included, as JSON")
     add_spec_options(budget)
     add_budget_options(budget)
@@ -112,9 +113,9 @@ def _predict(args: argparse.Namespace) -> int:
     from zeroviz.tables import render
 
     spec = spec_from_args(args)
-    check_outputs(args.figure, args.trace, args.model)
+    check_outputs(args.figure, args.trace, args.model, args.timeline)
     trace = predict(spec)
-    save_outputs(args.figure, args.trace, trace, None)
+    save_outputs(args.figure, args.trace, trace, None, args.timeline)
     print(json.dumps(trace.report(), indent=1) if args.json else render(trace).rstrip())
     return 0
 
@@ -130,10 +131,10 @@ def _run(args: argparse.Namespace) -> int:
             f"--params {args.params} is a bare count, and a count has no layers to run; "
             "use `zeroviz predict`, or name a model, for example --model tiny."
         )
-    check_outputs(args.figure, args.trace, args.model)
+    check_outputs(args.figure, args.trace, args.model, args.timeline)
     predicted = predict(spec)
     measured = run_live(spec)
-    save_outputs(args.figure, args.trace, predicted, measured)
+    save_outputs(args.figure, args.trace, predicted, measured, args.timeline)
     print(json.dumps(measured.report(), indent=1) if args.json else render_live(predicted, measured).rstrip())
     return 0
 

@@ -61,7 +61,7 @@ def _specs(args: argparse.Namespace) -> list[RunSpec]:
             base,
             strategy=strategy,
             precision=precision,
-            prefetch=base.prefetch if strategy is Strategy.ZERO3 else 0,
+            prefetch=base.prefetch if strategy.shards_param else 0,
             zero1_form=form if strategy is Strategy.ZERO1 else Zero1Form.REDUCE_SCATTER,
         )
         for strategy, precision in product(strategies, precisions)

@@ -10,27 +10,29 @@ from zeroviz.trace import Trace
 FIGURE_SUFFIXES = (".svg", ".png", ".pdf")
 
 
-def check_outputs(figure: str | None, trace: str | None, model: str | None = None) -> None:
+def check_outputs(figure: str | None, trace: str | None, model: str | None = None, timeline: str | None = None) -> None:
     """Raise SpecError for a file that could not be written at the end of the run, or would overwrite another.
 
     model: what --model was given; a config.json is read and must not be written over.
     """
-    given = [("--model", model), ("--figure", figure), ("--trace", trace)]
+    given = [("--model", model), ("--figure", figure), ("--timeline", timeline), ("--trace", trace)]
     paths = [(option, name, Path(name).resolve()) for option, name in given if name is not None]
     for position, (option, name, path) in enumerate(paths):
         for other, _, before in paths[:position]:
             if path == before:
                 raise SpecError(f"{other} and {option} are both {name!r}; give each a file of its own.")
-    if figure is not None:
-        suffix = Path(figure).suffix
-        if suffix.lower() not in FIGURE_SUFFIXES:
-            raise SpecError(f"--figure is {figure!r}; its name must end in {', '.join(FIGURE_SUFFIXES)}.")
-        _check_writable(figure, "--figure")
+    for option, picture in (("--figure", figure), ("--timeline", timeline)):
+        if picture is not None:
+            if Path(picture).suffix.lower() not in FIGURE_SUFFIXES:
+                raise SpecError(f"{option} is {picture!r}; its name must end in {', '.join(FIGURE_SUFFIXES)}.")
+            _check_writable(picture, option)
     if trace is not None:
         _check_writable(trace, "--trace")
 
 
-def save_outputs(figure: str | None, trace: str | None, predicted: Trace, measured: Trace | None) -> None:
+def save_outputs(
+    figure: str | None, trace: str | None, predicted: Trace, measured: Trace | None, timeline: str | None = None
+) -> None:
     """Write what was asked for. The trace is the measured one where there is one."""
     if trace is not None:
         try:
@@ -46,6 +48,14 @@ def save_outputs(figure: str | None, trace: str | None, predicted: Trace, measur
             save_figure(build_scene(predicted, measured), Path(figure))
         except OSError as error:
             raise _unwritable("--figure", figure, error) from None
+    if timeline is not None:
+        from zeroviz.draw_timeline import save_timeline
+        from zeroviz.timeline import build_timeline
+
+        try:
+            save_timeline(build_timeline(predicted, measured), Path(timeline))
+        except OSError as error:
+            raise _unwritable("--timeline", timeline, error) from None
 
 
 def _check_writable(name: str, option: str) -> None:

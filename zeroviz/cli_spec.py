@@ -12,7 +12,11 @@ from zeroviz.hf_config import read_config
 from zeroviz.models import PRESETS, Family, ModelShape, bare
 from zeroviz.quantity import parse_count
 from zeroviz.spec import (
+    Checkpointing,
+    DType,
     Implementation,
+    Offload,
+    Optimizer,
     Precision,
     RunSpec,
     Strategy,
@@ -24,14 +28,6 @@ from zeroviz.spec import (
 )
 
 DEFAULT_MODEL = "tiny"
-
-# Settings with one value so far. They are options all the same: asking for another value must be refused in words.
-_ONLY = {
-    "optimizer": ("adamw", "every figure here counts AdamW's two moments"),
-    "checkpointing": ("none", "every activation is kept for backward"),
-    "offload": ("none", "all states stay on the rank's device"),
-    "reshard_after_forward": ("true", "zero3 frees a unit after its forward and gathers it again for its backward"),
-}
 
 
 def add_spec_options(parser: argparse.ArgumentParser) -> None:
@@ -50,11 +46,14 @@ def add_spec_options(parser: argparse.ArgumentParser) -> None:
     option("--unit", "U", "model, block, block:K, layer or numel:K (default block; model with --params)")
     option("--batch", "B", f"sequences on each rank (default {RunSpec.batch})")
     option("--seq", "T", f"tokens in a sequence (default {RunSpec.seq})")
-    option("--optimizer", "O", "adamw")
-    option("--checkpointing", "C", "none")
-    option("--offload", "O", "none")
-    option("--reshard-after-forward", "BOOL", "true")
-    option("--prefetch", "K", "units that zero3 gathers ahead of the one in use (default 0)")
+    option("--optimizer", "O", f"{_values(Optimizer)} (default adamw)")
+    option("--grad-dtype", "D", "fp32 or bf16: the gradient's dtype, instead of the precision's own")
+    option("--checkpointing", "C", "none, block or block:K: recompute each K blocks in backward (default none)")
+    option("--offload", "O", f"{_values(Offload)}: what lies in the host's memory (default none)")
+    option("--accumulation", "K", "micro-batches a step, each of --batch sequences (default 1)")
+    option("--no-sync", "BOOL", "reduce gradients in the last micro-batch only (default: what the strategy does)")
+    option("--reshard-after-forward", "BOOL", "true frees a unit after its forward; false is shard_grad_op")
+    option("--prefetch", "K", "units gathered ahead of the one in use, zero3 and shard_grad_op (default 0)")
     option("--async-reduce", "BOOL", "reduce a unit's gradient during the next backward (default false)")
     option("--zero1-form", "F", f"{_values(Zero1Form)}; zero1 only (default reduce-scatter)")
     option("--steps", "K", "training steps of a live run, at least 2 (default 3)")
@@ -63,27 +62,49 @@ def add_spec_options(parser: argparse.ArgumentParser) -> None:
 
 def spec_from_args(args: argparse.Namespace) -> RunSpec:
     """The RunSpec the options ask for. Raises SpecError with one sentence for the first option that is wrong."""
-    for name, (value, reason) in _ONLY.items():
-        given = getattr(args, name)
-        if given not in (None, value):
-            raise SpecError(f"{_flag(name)} is {given!r}; only {value} is supported: {reason}.")
     model = _model(args)
     default_unit = UnitKind.MODEL if model.family is Family.BARE else UnitKind.BLOCK
     return RunSpec(
         model=model,
-        strategy=parse_enum(Strategy, _text(args, "strategy", Strategy.ZERO3), "--strategy"),
+        strategy=_strategy(args),
         impl=parse_enum(Implementation, _text(args, "impl", Implementation.OWN), "--impl"),
         ranks=_whole(args, "ranks", 2),
         precision=parse_enum(Precision, _text(args, "precision", Precision.FP32), "--precision"),
         unit=UnitPolicy.parse(_text(args, "unit", default_unit)),
         batch=_whole(args, "batch", RunSpec.batch),
         seq=_whole(args, "seq", RunSpec.seq),
+        optimizer=parse_enum(Optimizer, _text(args, "optimizer", Optimizer.ADAMW), "--optimizer"),
+        grad_dtype=None if args.grad_dtype is None else parse_enum(DType, args.grad_dtype, "--grad-dtype"),
+        checkpointing=Checkpointing.parse(args.checkpointing or "none"),
+        offload=parse_enum(Offload, _text(args, "offload", Offload.NONE), "--offload"),
+        accumulation=_whole(args, "accumulation", 1),
+        no_sync=None if args.no_sync is None else _boolean(args, "no_sync"),
         zero1_form=parse_enum(Zero1Form, _text(args, "zero1_form", Zero1Form.REDUCE_SCATTER), "--zero1-form"),
         prefetch=_whole(args, "prefetch", 0),
         async_reduce=_boolean(args, "async_reduce"),
         steps=_whole(args, "steps", 3),
         seed=_whole(args, "seed", 0),
     )
+
+
+def _strategy(args: argparse.Namespace) -> Strategy:
+    """--reshard-after-forward is FSDP's name for the difference between two strategies."""
+    strategy = parse_enum(Strategy, _text(args, "strategy", Strategy.ZERO3), "--strategy")
+    if args.reshard_after_forward is None:
+        return strategy
+    reshards = _boolean(args, "reshard_after_forward")
+    if not strategy.shards_param:
+        raise SpecError(
+            f"--reshard-after-forward is {args.reshard_after_forward} with strategy {strategy.value}, which keeps its "
+            "parameters whole; it can be set for zero3 and shard_grad_op only."
+        )
+    if args.strategy is not None and reshards is not strategy.reshards_after_forward:
+        other = Strategy.ZERO3 if reshards else Strategy.SHARD_GRAD_OP
+        raise SpecError(
+            f"--reshard-after-forward is {args.reshard_after_forward} with --strategy {strategy.value}; "
+            f"that is --strategy {other.value}."
+        )
+    return Strategy.ZERO3 if reshards else Strategy.SHARD_GRAD_OP
 
 
 def _model(args: argparse.Namespace) -> ModelShape:

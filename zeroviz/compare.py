@@ -2,28 +2,62 @@
 
 Nothing is rounded and nothing is dropped: a row is there for every category that either side holds, and a difference
 of 0 is a row like any other. A difference without a known cause says "unexplained".
+
+Two figures are compared. "As on NCCL" is what the device holds for the step, whatever it runs on. "As here" is what
+this machine's allocator gave out: the same, the host's part, kernels' scratch and the backend's copies. Causes are
+looked for op by op (`zeroviz.compare_ops`), so a byte too much is named with its op even where the peak stands
+elsewhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+from zeroviz.artefacts import ring_scratch_nbytes
+from zeroviz.causes import (
+    BF16_SCRATCH,
+    CUDA_KERNELS,
+    GLOO_COPIES,
+    KERNEL_SCRATCH,
+    MOVED_BY_SCRATCH,
+    OVERLAPPED_COPIES,
+    STEP_COUNTERS,
+    UNEXPLAINED,
+    is_unexplained,
+)
 from zeroviz.collectives import CollectiveOp
+from zeroviz.compare_ops import BY_KERNELS, Circumstances, Figure, LeakRow, OpRow, leak_rows, op_rows, where_text
 from zeroviz.errors import TraceError
+from zeroviz.maxima import machine_maxima, maxima
+from zeroviz.spec import DType
 from zeroviz.trace import CATEGORY_ORDER, Category, Peak, RankTrace, Trace, WireTotal
 
-UNEXPLAINED = "unexplained"
-STEP_COUNTERS = "the optimizer's step counters, one scalar a unit, which the categories leave out"
-KERNEL_SCRATCH = "scratch inside kernels, which no category counts"
-GLOO_COPIES = (
-    "gloo's working copies of what it gathers and reduces, and scratch inside kernels: no category counts them"
-)
-
-CUDA_KERNELS = "CUDA's kernels keep and borrow other tensors than the CPU's, which the prediction counts"
-# Of a step in progress, these two depend on kernels; model states and the batch do not.
-_BY_KERNELS = (Category.ACTIVATION, Category.TEMPORARY)
+__all__ = [
+    "BF16_SCRATCH",
+    "CUDA_KERNELS",
+    "GLOO_COPIES",
+    "KERNEL_SCRATCH",
+    "MOVED_BY_SCRATCH",
+    "OVERLAPPED_COPIES",
+    "STEP_COUNTERS",
+    "UNEXPLAINED",
+    "AllocatorRow",
+    "Comparison",
+    "Figure",
+    "LeakRow",
+    "MemoryRow",
+    "Moment",
+    "OpRow",
+    "WireRow",
+    "compare",
+    "is_unexplained",
+    "machine_maxima",
+    "maxima",
+    "outside_words",
+    "place_text",
+    "where_text",
+]
 
 
 class Moment(Enum):
@@ -32,12 +66,17 @@ class Moment(Enum):
     REST = "at rest"
     """Between two steps."""
     PEAK = "peak"
-    """Where the sum over the categories is largest during the step."""
+    """Where the device holds most during the step: as on NCCL."""
+    MACHINE_PEAK = "machine peak"
+    """Where this machine's allocator has given out most: as here. Compared where its own events were read."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryRow:
-    """One category of one rank at one moment; `category` None is the sum. `cause` is empty when nothing differs."""
+    """One category of one rank at one moment; `category` None is the sum. `cause` is empty when nothing differs.
+
+    The sum at the machine's peak has the step counters in it, which are in no category and the same on both sides.
+    """
 
     rank: int
     moment: Moment
@@ -79,15 +118,20 @@ class WireRow:
 class AllocatorRow:
     """The measured categories against the allocator, which knows nothing of them.
 
-    growth: how far the step rises above rest, by the categories and by the allocator.
+    categories_growth_nbytes: how far the step rises above rest by the categories: all of them where the allocator's own
+    events were read, else the device's. device_growth_nbytes: by the device's alone, "as on NCCL".
+    allocator_growth_nbytes: by the allocator.
     outside_nbytes: what the allocator holds at rest beyond the categories: step counters, or something without a name.
+    unattributed_nbytes: jumps of the allocator's total that no block explains.
     cause explains the difference in growth, outside_cause what is outside; empty for 0.
     """
 
     rank: int
     categories_growth_nbytes: int
+    device_growth_nbytes: int
     allocator_growth_nbytes: int
     outside_nbytes: int
+    unattributed_nbytes: int
     source: str
     cause: str
     outside_cause: str
@@ -100,11 +144,16 @@ class AllocatorRow:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Every difference between a predicted and a measured trace of one spec."""
+    """Every difference between a predicted and a measured trace of one spec.
+
+    ops: the ops that are not as predicted, in order, by rank; leaks: what is still held when the step is over.
+    """
 
     memory: tuple[MemoryRow, ...]
     wire: tuple[WireRow, ...]
     allocator: tuple[AllocatorRow, ...]
+    ops: tuple[OpRow, ...] = ()
+    leaks: tuple[LeakRow, ...] = ()
 
     def totals(self, moment: Moment) -> tuple[MemoryRow, ...]:
         """The sum of each rank at `moment`."""
@@ -114,13 +163,24 @@ class Comparison:
         """One rank's rows at `moment`: categories in their order, then the sum."""
         return tuple(row for row in self.memory if row.rank == rank and row.moment is moment)
 
+    def ops_of(self, rank: int) -> tuple[OpRow, ...]:
+        """One rank's ops that differ, in order; the first of them is where it began."""
+        return tuple(row for row in self.ops if row.rank == rank)
+
+    def unexplained_nbytes(self, rank: int, moment: Moment) -> int:
+        """How many bytes of a rank at `moment` differ without a known cause, whichever way: a line of its own."""
+        rows = (row for row in self.of_rank(rank, moment) if row.category)
+        return sum(abs(row.difference) for row in rows if is_unexplained(row.cause))
+
     @property
-    def unexplained(self) -> tuple[MemoryRow | WireRow | AllocatorRow, ...]:
+    def unexplained(self) -> tuple[MemoryRow | WireRow | AllocatorRow | OpRow | LeakRow, ...]:
         """The rows whose difference has no known cause; sums are left out, their categories are in."""
         return (
-            *(row for row in self.memory if row.category and row.cause == UNEXPLAINED),
-            *(row for row in self.wire if row.cause == UNEXPLAINED),
-            *(row for row in self.allocator if UNEXPLAINED in (row.cause, row.outside_cause)),
+            *(row for row in self.memory if row.category and is_unexplained(row.cause)),
+            *(row for row in self.wire if is_unexplained(row.cause)),
+            *(row for row in self.allocator if is_unexplained(row.cause) or is_unexplained(row.outside_cause)),
+            *(row for row in self.ops if is_unexplained(row.cause)),
+            *self.leaks,
         )
 
 
@@ -133,62 +193,94 @@ def compare(predicted: Trace, measured: Trace) -> Comparison:
     memory: list[MemoryRow] = []
     wire: list[WireRow] = []
     allocator: list[AllocatorRow] = []
-    environment = measured.environment or {}
-    gloo = environment.get("backend") == "gloo" and measured.spec.ranks > 1
-    devices = [str(device) for device in environment.get("devices", ())] or [""] * measured.spec.ranks
+    ops: list[OpRow] = []
+    leaks: list[LeakRow] = []
+    gloo = (measured.environment or {}).get("backend") == "gloo" and measured.spec.ranks > 1
     for left, right in zip(predicted.ranks, measured.ranks, strict=True):
-        by_kernels = CUDA_KERNELS if devices[left.rank].startswith("cuda") else ""
-        rest, peak = (left.at_rest, right.at_rest), (left.peak().by_category, right.peak().by_category)
-        memory += _moment_rows(left, right, Moment.REST, *rest, by_kernels)
-        memory += _moment_rows(left, right, Moment.PEAK, *peak, by_kernels)
+        known = _circumstances(measured, right)
+        rows = op_rows(left, right, known)
+        ops += rows
+        leaks += leak_rows(right, rows)
+        memory += _moment_rows(left, right, Moment.REST, known, rows)
+        memory += _moment_rows(left, right, Moment.PEAK, known, rows)
+        if known.exact and not known.on_cuda:
+            memory += _moment_rows(left, right, Moment.MACHINE_PEAK, known, rows)
         wire += _wire_rows(left, right)
         if right.allocator is not None:
-            allocator.append(_allocator_row(right, gloo=gloo))
-    return Comparison(tuple(memory), tuple(wire), tuple(allocator))
+            allocator.append(_allocator_row(right, known, gloo=gloo))
+    return Comparison(tuple(memory), tuple(wire), tuple(allocator), tuple(ops), tuple(leaks))
+
+
+def _circumstances(measured: Trace, rank: RankTrace) -> Circumstances:
+    spec, environment = measured.spec, measured.environment or {}
+    devices, ranks = environment.get("devices", ()), environment.get("ranks", ())
+    device = str(devices[rank.rank]) if rank.rank < len(devices) else ""
+    method = str(ranks[rank.rank].get("meter", "")) if rank.rank < len(ranks) else ""
+    return Circumstances(
+        exact=rank.allocator is not None and rank.allocator.num_events > 0,
+        on_cuda=device.startswith("cuda"),
+        narrow=spec.recipe.param is not DType.FP32,
+        overlaps=spec.ranks > 1 and (spec.prefetch > 0 or spec.async_reduce),
+        watched="watched" in method,
+    )
 
 
 def _moment_rows(
-    ours: RankTrace,
-    theirs: RankTrace,
-    moment: Moment,
-    left: Mapping[Category, int],
-    right: Mapping[Category, int],
-    by_kernels: str,
+    ours: RankTrace, theirs: RankTrace, moment: Moment, known: Circumstances, ops: list[OpRow]
 ) -> list[MemoryRow]:
-    """The rows of one rank at one moment. by_kernels: the cause of what the device's kernels do otherwise, or empty."""
+    """The rows of one rank at one moment. ops: its ops that differ."""
+    if moment is Moment.REST:
+        here, there = ours.at_rest | ours.at_rest_on_host, theirs.at_rest | theirs.at_rest_on_host
+        sums, moved = (sum(here.values()), sum(there.values())), ""
+    else:
+        mine, other = (
+            (ours.peak(), theirs.peak()) if moment is Moment.PEAK else (ours.machine_peak(), theirs.machine_peak())
+        )
+        here, there, sums = dict(mine.by_category), dict(other.by_category), (mine.total, other.total)
+        expected, got = place_text(mine), place_text(other)
+        moved = "" if expected == got else f"the peaks stand at two moments, predicted in {expected}, measured in {got}"
     rows = []
     for category in CATEGORY_ORDER:
-        if category in left or category in right:
-            predicted, measured = left.get(category, 0), right.get(category, 0)
-            cause = _memory_cause(ours, theirs, moment, category, measured - predicted)
-            if cause and by_kernels and moment is Moment.PEAK and category in _BY_KERNELS:
-                cause = by_kernels
+        if category in here or category in there:
+            predicted, measured = here.get(category, 0), there.get(category, 0)
+            cause = ""
+            if predicted != measured:
+                cause = _cause(theirs, moment, category, measured - predicted, moved, known, ops)
             rows.append(MemoryRow(ours.rank, moment, category, predicted, measured, cause))
     causes = list(dict.fromkeys(row.cause for row in rows if row.cause))  # each once, in the order of the rows
-    rows.append(
-        MemoryRow(ours.rank, moment, None, sum(left.values()), sum(right.values()), "; ".join(causes)),
-    )
-    return rows
+    return [*rows, MemoryRow(ours.rank, moment, None, *sums, "; ".join(causes))]
 
 
-def _memory_cause(ours: RankTrace, theirs: RankTrace, moment: Moment, category: Category, difference: int) -> str:
-    if difference == 0:
-        return ""
+def _cause(
+    theirs: RankTrace,
+    moment: Moment,
+    category: Category,
+    difference: int,
+    moved: str,
+    known: Circumstances,
+    ops: list[OpRow],
+) -> str:
     if category is Category.OPTIMIZER_STATE and difference == theirs.step_counter_nbytes:
         return STEP_COUNTERS
-    expected, got = place_text(ours.peak()), place_text(theirs.peak())
-    if moment is Moment.PEAK and expected != got:
-        return f"the peaks stand at two moments, predicted in {expected}, measured in {got}"
-    return UNEXPLAINED
+    if moment is Moment.REST:
+        return UNEXPLAINED
+    if known.by_kernels and category in BY_KERNELS:
+        return known.by_kernels
+    clean = not any(is_unexplained(row.cause) for row in ops)
+    if moment is Moment.MACHINE_PEAK and clean:
+        # Every op is as predicted or has a name, so the peak differs by no more than these names.
+        if known.narrow and category is Category.KERNEL_SCRATCH:
+            return BF16_SCRATCH
+        if known.overlaps and (category is Category.BACKEND_COPY or moved):
+            return f"{OVERLAPPED_COPIES}: {moved}" if moved else OVERLAPPED_COPIES
+        if known.narrow and moved:
+            return f"{MOVED_BY_SCRATCH}: {moved}"
+    return f"{UNEXPLAINED}; {moved}" if moved else UNEXPLAINED
 
 
 def place_text(peak: Peak) -> str:
     """Where a peak stands, for a person: `backward of block 2`, `backward, block 2 (prepare grad)`."""
-    if not peak.op:
-        return peak.phase
-    if peak.op.startswith(peak.phase):  # `backward` in backward, `optimizer step` in the optimizer's
-        return f"{peak.op} of {peak.unit}" if peak.unit else peak.op
-    return f"{peak.phase}, {peak.unit} ({peak.op})" if peak.unit else f"{peak.phase} ({peak.op})"
+    return where_text(peak.phase, peak.op, peak.unit)
 
 
 def _wire_rows(ours: RankTrace, theirs: RankTrace) -> list[WireRow]:
@@ -202,38 +294,44 @@ def _wire_rows(ours: RankTrace, theirs: RankTrace) -> list[WireRow]:
     return rows
 
 
-def _allocator_row(theirs: RankTrace, *, gloo: bool) -> AllocatorRow:
+def _allocator_row(theirs: RankTrace, known: Circumstances, *, gloo: bool) -> AllocatorRow:
     reading = theirs.allocator
     assert reading is not None
-    by_categories = theirs.peak().total - theirs.rest_nbytes
+    on_device = theirs.peak().total - theirs.rest_nbytes
+    by_categories = on_device
+    held_at_rest = theirs.rest_nbytes
+    if known.exact and not known.on_cuda:
+        held_at_rest = sum(theirs.rest.values())
+        by_categories = theirs.machine_peak().total - held_at_rest - theirs.step_counter_nbytes
     by_allocator = reading.peak_nbytes - reading.rest_nbytes
-    outside = reading.rest_nbytes - theirs.rest_nbytes
+    outside = reading.rest_nbytes - held_at_rest
     cause = ""
-    if by_allocator > by_categories:
-        # The allocator sees one number, so the two sources cannot be told apart.
-        cause = GLOO_COPIES if gloo else KERNEL_SCRATCH
-    elif by_allocator < by_categories:
+    if by_allocator != by_categories:
+        # Without the allocator's events it sees one number, so the two sources cannot be told apart.
+        read_apart = by_allocator > by_categories and not known.exact
+        cause = (GLOO_COPIES if gloo else KERNEL_SCRATCH) if read_apart else UNEXPLAINED
+    if reading.unattributed_nbytes:
         cause = UNEXPLAINED
     return AllocatorRow(
         rank=theirs.rank,
         categories_growth_nbytes=by_categories,
+        device_growth_nbytes=on_device,
         allocator_growth_nbytes=by_allocator,
         outside_nbytes=outside,
+        unattributed_nbytes=reading.unattributed_nbytes,
         source=reading.source,
         cause=cause,
         outside_cause="" if not outside else STEP_COUNTERS if outside == theirs.step_counter_nbytes else UNEXPLAINED,
     )
 
 
-def maxima(rank: RankTrace) -> list[tuple[str, str, str, int, int]]:
-    """(phase, op, unit, largest total inside, total at the end) of each op of the step that changes anything."""
-    result: list[tuple[str, str, str, int, int]] = []
-    total = rank.rest_nbytes
-    for event in rank.events:
-        where, before = (event.phase, event.op, event.unit), total
-        total += event.delta_nbytes
-        if result and result[-1][:3] == where:
-            result[-1] = (*where, max(result[-1][3], total), total)
-        else:
-            result.append((*where, max(before, total), total))
-    return result
+def outside_words(rank: RankTrace) -> str:
+    """What the process holds besides, for a line below the sums: no figure here has it.
+
+    The range of the engine's tables is what a count of all malloc calls of a step gave beyond torch's allocator.
+    """
+    words = "Outside torch's allocator, and in no figure here: the autograd engine's tables, about 1 to 5 kB"
+    rings = [ring_scratch_nbytes(call.op, call.payload_nbytes, call.num_ranks) for call in rank.collectives]
+    if any(rings):
+        words += f"; gloo's ring buffers, {max(rings):,} B while it reduces the largest unit"
+    return f"{words}."

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import io
 import re
-from functools import lru_cache
 from html import escape
 from pathlib import Path
 from typing import Any
 
 import matplotlib
-from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
@@ -22,13 +20,13 @@ from matplotlib.patches import Rectangle
 
 from zeroviz.compare import Moment
 from zeroviz.errors import ZerovizError
+from zeroviz.paper import FILE_FORMATS, text_width
 from zeroviz.quantity import format_nbytes
 from zeroviz.scene import Row, Scene, Segment
 from zeroviz.style import (
     BLUE,
     FIGURE_INCHES,
     FONT_POINTS,
-    FONTS,
     INK,
     MUTED,
     PADDING,
@@ -51,7 +49,6 @@ GROUP_GAP, INSET = 0.4, 1.5
 SHORT_BAR = 24.0
 """Below this length in points, outlines and separators would be most of a bar, so they are thin."""
 KEY = "Solid, to the thick mark: held at rest. Hatched, to the end of the outline: only within the step."
-FILE_FORMATS = ("svg", "png", "pdf")
 
 
 def draw(scene: Scene) -> Figure:
@@ -89,21 +86,6 @@ def svg_text(scene: Scene) -> str:
     return re.sub(r'<g id="([^"]+)">', lambda match: sheet.marks.get(match[1], "<g>"), body)
 
 
-@lru_cache(maxsize=4096)
-def _width(text: str, points: float, weight: str) -> float:
-    """Width of a text in points, from the font's own metrics."""
-    font = font_manager.get_font(_font_path(weight))
-    font.set_size(points, 72)
-    font.set_text(text)
-    return float(font.get_width_height()[0]) / 64
-
-
-@lru_cache(maxsize=2)
-def _font_path(weight: str) -> str:
-    wanted = font_manager.FontProperties(family=FONTS, weight=weight)
-    return str(font_manager.findfont(wanted))
-
-
 class _Sheet:
     """One drawing under construction: where things go, top to bottom."""
 
@@ -114,9 +96,11 @@ class _Sheet:
         differ = " (difference)" if any(row.rest_difference is not None for row in scene.rows) else ""
         self.column_heads = ("at rest" + differ, "at peak" + differ)
         columns = [(head, *(_figures(scene, row)[i] for row in scene.rows)) for i, head in enumerate(self.column_heads)]
-        widths = [max(_width(text, FONT_POINTS, "normal") for text in texts) + 14 for texts in columns]
-        self.source_edge = MARGIN + 14 + max(_width(row.rank_label, FONT_POINTS, "bold") for row in scene.rows)
-        self.left = self.source_edge + 10 + max(_width(row.source_label, FONT_POINTS, "normal") for row in scene.rows)
+        widths = [max(text_width(text, FONT_POINTS, "normal") for text in texts) + 14 for texts in columns]
+        self.source_edge = MARGIN + 14 + max(text_width(row.rank_label, FONT_POINTS, "bold") for row in scene.rows)
+        self.left = (
+            self.source_edge + 10 + max(text_width(row.source_label, FONT_POINTS, "normal") for row in scene.rows)
+        )
         self.peak_edge = WIDTH - MARGIN
         self.rest_edge = self.peak_edge - widths[1]
         self.right = self.rest_edge - widths[0] - 8
@@ -155,7 +139,7 @@ class _Sheet:
         lines = [""]
         for word in text.split(" "):
             longer = f"{lines[-1]} {word}".strip()
-            if lines[-1] and _width(longer, FONT_POINTS, "normal") > self.width - 2 * MARGIN:
+            if lines[-1] and text_width(longer, FONT_POINTS, "normal") > self.width - 2 * MARGIN:
                 lines.append(word)
             else:
                 lines[-1] = longer
@@ -176,7 +160,7 @@ class _Sheet:
             paint = PADDING if entry.category is None else PAINT[entry.category]
             hatch = paint.hatch if entry.category is None or not entry.held else None
             words = PADDING.label if entry.category is None else label_of(entry.category, scene.spec.strategy)
-            advance = 32 + _width(words, FONT_POINTS, "normal")
+            advance = 32 + text_width(words, FONT_POINTS, "normal")
             if x + advance > self.width - MARGIN / 2:
                 x, y = MARGIN, y + LINE * 1.2
             ink = PAPER if paint is PADDING else INK
@@ -302,11 +286,11 @@ def signed(difference: int) -> str:
 def _label_lines(name: str, value: str, room: float, bar: float) -> tuple[str, ...]:
     """What fits into a segment: name over value, name and value, one of them, or nothing."""
     if bar >= 2.2 * LINE:
-        if max(_width(name, FONT_POINTS, "normal"), _width(value, FONT_POINTS, "normal")) <= room:
+        if max(text_width(name, FONT_POINTS, "normal"), text_width(value, FONT_POINTS, "normal")) <= room:
             return name, value
-    elif _width(f"{name} {value}", FONT_POINTS, "normal") <= room:
+    elif text_width(f"{name} {value}", FONT_POINTS, "normal") <= room:
         return (f"{name} {value}",)
     for text in (name, value):
-        if _width(text, FONT_POINTS, "normal") <= room:
+        if text_width(text, FONT_POINTS, "normal") <= room:
             return (text,)
     return ()

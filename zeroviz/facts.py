@@ -119,6 +119,10 @@ ACTIVATION_FORMULA = "s*b*h*(34 + 5*a*s/h)"
 GPT3 = {"s": 2048, "h": 12288, "a": 96}
 GPT3_5AS_OVER_H = "80"
 
+# ---- Quantized moments: references.EIGHT_BIT, section 2.1. Elements that share one fp32 scale. ----
+
+QUANTIZED_BLOCK_NUMEL = 2048
+
 # ---- Devices: references.GPU_CAPACITIES. What the driver gives a process is a little less: show both. ----
 
 GPU_CAPACITY_NBYTES = {

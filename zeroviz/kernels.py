@@ -4,6 +4,10 @@ Functions come in pairs, forward and backward, and work on a `Tape`: a ledger of
 `x` is the sublayer's input, `y` its output, `h` the norm's output; `d...` is the gradient of `...`, `grad` that of
 `y`, `grad in` that of `x`. Sizes are closed forms in n tokens, e bytes an element, and widths.
 
+[Note: scratch] What an operator borrows and gives back before it returns is KERNEL_SCRATCH, the machine's and not the
+step's: here that of torch's CPU kernels on one thread. In fp32 it is all there is; in bf16 oneDNN's matrix products
+borrow more, as the processor demands, and that is measured and never predicted.
+
 [Note: weight gradients] Every parameter's gradient is preset to a view of the unit's flat buffer. A backward operator
 makes a fresh gradient in the compute dtype; it is cast if the recipe's gradient dtype differs, added to the view in
 place and freed. Fresh gradients are alive one layer at a time, and the embedding's is as large as the embedding.
@@ -28,8 +32,8 @@ def add_input_grad(tape: Tape, s: Sizes, place: Place, part: str) -> None:
 
 def cast_grad(tape: Tape, s: Sizes, key: str, numel: int, itemsize: int | None = None) -> None:
     """Bring a fresh parameter gradient of `itemsize` (the compute dtype's by default) to the recipe's dtype."""
-    if (itemsize or s.itemsize) != s.precision.grad.itemsize:
-        tape.make("cast", numel * s.precision.grad.itemsize)
+    if (itemsize or s.itemsize) != s.recipe.grad.itemsize:
+        tape.make("cast", numel * s.recipe.grad.itemsize)
         tape.free(key)
         tape.rename("cast", key)
 
@@ -77,6 +81,7 @@ def norm(tape: Tape, s: Sizes) -> None:
     tape.save("h", s.rows(s.model.hidden))
     tape.save("mean", s.rows(1))
     tape.save("rstd", s.rows(1))
+    tape.let_go("mean", "rstd")
 
 
 def norm_saves_input(s: Sizes) -> bool:
@@ -93,6 +98,8 @@ def norm_backward(tape: Tape, s: Sizes, place: Place) -> None:
     tape.make("dx", s.rows(hidden))
     tape.make("dweight", hidden * s.itemsize)
     tape.make("dbias", hidden * s.itemsize)
+    with tape.scratch(2 * hidden * s.itemsize):  # a thread's partial sums of both
+        pass
     cast_grad(tape, s, "dweight", hidden)
     cast_grad(tape, s, "dbias", hidden)
     tape.free("dh", "mean", "rstd", *(() if place.first else ("x",)))
@@ -107,15 +114,22 @@ def _rms_norm(tape: Tape, s: Sizes) -> None:
         tape.save("wide x", wide)
     tape.make("x^2", wide)
     tape.make("mean", s.rows(1, FP32_NBYTES))
+    for _ in ("divided by hidden", "plus epsilon"):
+        with tape.number(FP32_NBYTES):
+            pass
     tape.save("rstd", s.rows(1, FP32_NBYTES))
     tape.free("mean", "x^2")
     tape.save("x rstd", wide)
     if s.is_narrow:
-        tape.make("wide h", wide)
+        with tape.scratch(s.model.hidden * FP32_NBYTES):  # the weight in fp32
+            tape.make("wide h", wide)
+        tape.let_go("x rstd", "wide x")
         tape.save("h", s.rows(s.model.hidden))
         tape.free("wide h")
     else:
         tape.save("h", wide)
+        tape.let_go("x rstd")
+    tape.let_go("rstd")
 
 
 def _rms_norm_backward(tape: Tape, s: Sizes, place: Place) -> None:
@@ -127,7 +141,8 @@ def _rms_norm_backward(tape: Tape, s: Sizes, place: Place) -> None:
         tape.free("dh")
         tape.rename("wide dh", "dh")
     tape.make("dh x rstd", wide)
-    tape.make("d(x rstd)", wide)
+    with tape.scratch(*((hidden * FP32_NBYTES,) if s.is_narrow else ())):  # the weight in fp32
+        tape.make("d(x rstd)", wide)
     tape.make("dweight", hidden * FP32_NBYTES)
     tape.free("dh x rstd")
     cast_grad(tape, s, "dweight", hidden, FP32_NBYTES)
@@ -143,13 +158,16 @@ def _rms_norm_backward(tape: Tape, s: Sizes, place: Place) -> None:
         add_input_grad(tape, s, place, "dx")
 
     tape.make("rstd^3", column)
-    tape.make("-drstd/2", column)
+    with tape.number(FP32_NBYTES):
+        tape.make("-drstd/2", column)
     tape.make("dmean", column)
     tape.free("rstd^3", "-drstd/2", "drstd", "rstd")
-    tape.make("d(x^2)", wide)
+    with tape.number(FP32_NBYTES):
+        tape.make("d(x^2)", wide)
     tape.free("dmean")
     tape.make("x^1", wide)
-    tape.make("2x", wide)
+    with tape.number(FP32_NBYTES):
+        tape.make("2x", wide)
     tape.make("dx", wide)
     tape.free("x^1", "2x", "d(x^2)")
     if s.is_narrow:
@@ -191,10 +209,22 @@ def rotate_backward(tape: Tape, s: Sizes, key: str, width: int) -> None:
     tape.free("dfirst", "dsecond")
 
 
+def _tile(s: Sizes) -> tuple[int, int]:
+    """Queries and keys the flash kernel works on at a time (torch's FlashAttentionKernel.cpp)."""
+    query = 256 if s.seq >= 768 else 64 if s.seq >= 192 else 32
+    return min(s.seq, query), min(s.seq, 512)
+
+
 def attention(tape: Tape, s: Sizes) -> None:
     """Flash attention keeps its inputs, its output and one fp32 logarithm a head and token; nothing (seq, seq)."""
     tape.save("mixed", s.rows(s.model.heads * s.model.head_dim))
     tape.save("logsumexp", s.rows(s.model.heads, FP32_NBYTES))
+    query, key = _tile(s)
+    # Scores, a maximum and a sum a row, and the output, in fp32; in a narrow dtype the probabilities in that as well.
+    fp32 = query * key + 2 * query + query * s.model.head_dim
+    with tape.scratch(fp32 * FP32_NBYTES, *((query * key * s.itemsize,) if s.is_narrow else ())):
+        pass
+    tape.let_go("logsumexp")
 
 
 def attention_backward(tape: Tape, s: Sizes, inputs: tuple[str, ...]) -> None:
@@ -202,6 +232,11 @@ def attention_backward(tape: Tape, s: Sizes, inputs: tuple[str, ...]) -> None:
     tape.make("dq", s.rows(num_query))
     tape.make("dk", s.rows(num_kv))
     tape.make("dv", s.rows(num_kv))
+    query, key = _tile(s)
+    # Probabilities and their gradient, in fp32 and once more in a narrow dtype; a sum a row.
+    narrow = (2 * query * key * s.itemsize,) if s.is_narrow else ()
+    with tape.scratch(2 * query * key * FP32_NBYTES, *narrow, query * FP32_NBYTES):
+        pass
     tape.free("dmixed", "mixed", "logsumexp", *inputs)
 
 

@@ -12,10 +12,13 @@ unit's padding, so the figure is what is really allocated; padding is also given
 At the peak, rest plus the largest window of the step. With u the unit in use, of P_u parameters, s_u of them owned:
 
     backward of u      p P_u + g P_u (ZeRO-3)    g P_u (ZeRO-2)    nothing more (DDP, ZeRO-1)
-    update of u        2 m s_u for AdamW's two temporaries, m the moments' width; + 4 s_u to cast a narrower gradient
+    update of u        t m s_u for the optimizer's t temporaries (AdamW's plain loop 2, foreach 1, fused 0), m the
+                       moments' width; + s_u at the width of the update to cast another gradient
 
 A unit that embraces others (a tied root) stays gathered around them; prefetch adds the next units' p P, an
-asynchronous reduction the g P of the unit before. Activations come on top: `zeroviz.activations` has those, and
+asynchronous reduction the g P of the unit before. SHARD_GRAD_OP keeps p P of all units from the end of forward. Foreach
+updates all units together, so its s_u is the sum. Whole gradients held over micro-batches (no_sync) are g P of all.
+Activations come on top: `zeroviz.activations` has those, and
 `zeroviz.predict` walks both together.
 """
 
@@ -24,7 +27,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zeroviz.partition import Unit, buffer_numel, plan_for, shard_numel, shard_padding_numel
-from zeroviz.spec import RunSpec
+from zeroviz.schedule import Op, OpKind, Phase, schedule
+from zeroviz.spec import Offload, Recipe, RunSpec, Strategy
 from zeroviz.trace import Category
 
 # torch.optim keeps one fp32 scalar step counter for every tensor it updates; ours is one tensor a unit.
@@ -32,51 +36,78 @@ STEP_COUNTER_NBYTES_PER_UNIT = 4
 
 
 def rest_by_category(spec: RunSpec) -> dict[Category, int]:
-    """Bytes every rank holds between steps, padding included; the same on each rank."""
+    """Bytes every rank holds between steps, padding included; the same on each rank. What is offloaded is HOST_..."""
     units = plan_for(spec).units
     whole = sum(buffer_numel(unit, spec) for unit in units)
     shard = sum(shard_numel(unit, spec) for unit in units)
-    recipe, strategy = spec.precision, spec.strategy
+    place = rest_places(spec)
+    recipe, strategy = spec.recipe, spec.strategy
     rest = {
-        Category.SHARDED_PARAM if strategy.shards_param else Category.UNSHARDED_PARAM: (
-            (shard if strategy.shards_param else whole) * recipe.param.itemsize
-        ),
-        Category.SHARDED_GRAD if strategy.shards_grad else Category.UNSHARDED_GRAD: (
-            (shard if strategy.shards_grad else whole) * recipe.grad.itemsize
-        ),
-        Category.OPTIMIZER_STATE: shard * 2 * recipe.moments.itemsize,
+        place.param: (shard if strategy.shards_param else whole) * recipe.param.itemsize,
+        place.grad: (shard if strategy.shards_grad else whole) * recipe.grad.itemsize,
+        place.moments: sum(recipe.moments_nbytes(shard_numel(unit, spec)) for unit in units),
     }
-    if recipe.master:
-        rest[Category.MASTER_PARAM] = shard * recipe.master.itemsize
+    if place.master:
+        rest[place.master] = shard * recipe.update.itemsize
     return rest
 
 
+@dataclass(frozen=True, slots=True)
+class RestPlaces:
+    """Under which category each state is held between steps; `master` None where the parameter itself is updated.
+
+    An optimizer on the host updates a copy there, so offloading makes a master of the parameters' own dtype in recipes
+    without one. Parameters that are offloaded themselves are that copy.
+    """
+
+    param: Category
+    grad: Category
+    master: Category | None
+    moments: Category
+
+    @classmethod
+    def of(cls, strategy: Strategy, offload: Offload, recipe: Recipe) -> RestPlaces:
+        param = Category.SHARDED_PARAM if strategy.shards_param else Category.UNSHARDED_PARAM
+        grad = Category.SHARDED_GRAD if strategy.shards_grad else Category.UNSHARDED_GRAD
+        has_master = recipe.master is not None
+        if not offload.moves_optimizer:
+            return cls(param, grad, Category.MASTER_PARAM if has_master else None, Category.OPTIMIZER_STATE)
+        if not offload.moves_params:
+            return cls(param, grad, Category.HOST_MASTER_PARAM, Category.HOST_OPTIMIZER_STATE)
+        master = Category.HOST_MASTER_PARAM if has_master else None
+        return cls(Category.HOST_PARAM, Category.HOST_GRAD, master, Category.HOST_OPTIMIZER_STATE)
+
+
+def rest_places(spec: RunSpec) -> RestPlaces:
+    return RestPlaces.of(spec.strategy, spec.offload, spec.recipe)
+
+
 def rest_padding_nbytes(spec: RunSpec, rank: int) -> int:
-    """How many bytes of `rest_by_category` are padding on this rank.
+    """How many bytes of `rest_by_category` are padding on this rank, the host's included.
 
     A whole buffer carries all of the unit's padding on every rank; a shard carries what falls into it.
     """
-    recipe, strategy = spec.precision, spec.strategy
+    recipe, strategy = spec.recipe, spec.strategy
     whole = shard = 0
     for unit in plan_for(spec).units:
         whole += buffer_numel(unit, spec) - unit.numel
         shard += shard_padding_numel(unit, spec, rank)
-    master = recipe.master.itemsize if recipe.master else 0
+    master = recipe.update.itemsize if rest_places(spec).master else 0
     return (
         (shard if strategy.shards_param else whole) * recipe.param.itemsize
         + (shard if strategy.shards_grad else whole) * recipe.grad.itemsize
-        + shard * (master + 2 * recipe.moments.itemsize)
+        + shard * (master + recipe.num_moments * recipe.moments.itemsize)
     )
 
 
 def step_counter_nbytes(spec: RunSpec) -> int:
     """Bytes of the optimizer's step counters, named apart: no published formula counts them."""
-    return STEP_COUNTER_NBYTES_PER_UNIT * len(plan_for(spec).units)
+    return STEP_COUNTER_NBYTES_PER_UNIT * len(plan_for(spec).units) if spec.optimizer.counts_steps else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A moment of the step and the bytes of model states it holds beyond rest, by term."""
+    """A moment of the step and the bytes of model states the device holds beyond rest, by term."""
 
     phase: str
     unit: str
@@ -90,15 +121,33 @@ class Window:
 
 
 def windows(spec: RunSpec) -> tuple[Window, ...]:
-    """The step's windows: backward of every unit, then the update of every unit.
-
-    Forward holds no gradient, so its windows are never larger than backward's and are left out.
-    """
-    plan = plan_for(spec)
-    return tuple(
-        [_backward_window(spec, plan.units, unit) for unit in _backward_order(spec)]
-        + [_update_window(spec, unit) for unit in plan.units]
-    )
+    """The step's windows: every computation with the units that are gathered and being reduced, then every update."""
+    units = plan_for(spec).units
+    param, grad = spec.recipe.param.itemsize, spec.recipe.grad.itemsize
+    found: dict[Window, None] = {}
+    gathered: set[int] = set()
+    reducing: set[int] = set()
+    for op in schedule(spec):
+        match op.kind:
+            case OpKind.UNSHARD:
+                gathered.add(_index(op))
+            case OpKind.RESHARD:
+                gathered.discard(_index(op))
+            case OpKind.PREPARE_GRAD if spec.strategy.shards_grad:
+                reducing.add(_index(op))
+            case OpKind.WAIT_REDUCE:
+                reducing.discard(_index(op))
+            case OpKind.FORWARD | OpKind.RECOMPUTE | OpKind.BACKWARD:
+                window = Window(
+                    phase=op.phase.value,
+                    unit=units[_index(op)].name,
+                    unsharded_param=param * _numel(spec, units, gathered),
+                    unsharded_grad=grad * _numel(spec, units, reducing),
+                )
+                found[window] = None
+            case OpKind.OPTIMIZER_STEP:
+                found[_update_window(spec, units if op.unit is None else (units[op.unit],))] = None
+    return tuple(found)
 
 
 def largest_window(spec: RunSpec) -> Window:
@@ -106,40 +155,19 @@ def largest_window(spec: RunSpec) -> Window:
     return max(windows(spec), key=lambda window: window.nbytes)
 
 
-def _backward_order(spec: RunSpec) -> list[Unit]:
-    """Units in order of first use in backward."""
-    plan = plan_for(spec)
-    return [plan.units[index] for index in dict.fromkeys(segment.unit for segment in reversed(plan.segments))]
+def _update_window(spec: RunSpec, units: tuple[Unit, ...]) -> Window:
+    recipe = spec.recipe
+    width = spec.optimizer.num_temporaries * recipe.moments.itemsize
+    cast = recipe.update.itemsize if recipe.casts_grad else 0
+    name = units[0].name if len(units) == 1 else ""
+    numel = sum(shard_numel(unit, spec) for unit in units)
+    return Window(phase=Phase.OPTIMIZER.value, unit=name, temporary=numel * (width + cast))
 
 
-def _embraces(spec: RunSpec, unit: Unit) -> bool:
-    """Whether the unit is used at both ends of the pass, and so during all of it."""
-    segments = plan_for(spec).segments
-    return len(segments) > 1 and segments[0].unit == segments[-1].unit == unit.index
+def _index(op: Op) -> int:
+    assert op.unit is not None
+    return op.unit
 
 
-def _backward_window(spec: RunSpec, units: tuple[Unit, ...], unit: Unit) -> Window:
-    order = _backward_order(spec)
-    position = order.index(unit)
-    around = [other for other in units if other is not unit and _embraces(spec, other)]
-    gathered = [*around, *order[position : position + 1 + spec.prefetch]]
-    reducing = [*around, unit]
-    if spec.async_reduce and position and order[position - 1] not in around:
-        reducing.append(order[position - 1])
-    param, grad = spec.precision.param.itemsize, spec.precision.grad.itemsize
-    return Window(
-        phase="backward",
-        unit=unit.name,
-        unsharded_param=param * _numel(spec, gathered) if spec.strategy.shards_param else 0,
-        unsharded_grad=grad * _numel(spec, reducing) if spec.strategy.shards_grad else 0,
-    )
-
-
-def _update_window(spec: RunSpec, unit: Unit) -> Window:
-    recipe, numel = spec.precision, shard_numel(unit, spec)
-    cast = recipe.master.itemsize if recipe.master and recipe.master is not recipe.grad else 0
-    return Window(phase="optimizer", unit=unit.name, temporary=numel * (2 * recipe.moments.itemsize + cast))
-
-
-def _numel(spec: RunSpec, units: list[Unit]) -> int:
-    return sum(buffer_numel(unit, spec) for unit in units)
+def _numel(spec: RunSpec, units: tuple[Unit, ...], chosen: set[int]) -> int:
+    return sum(buffer_numel(units[index], spec) for index in chosen)

@@ -10,15 +10,47 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from zeroviz.activations import places
 from zeroviz.models import ModelShape, SublayerKind
 from zeroviz.partition import Plan, Segment, plan_for
 from zeroviz.schedule import Op, OpKind, schedule
-from zeroviz.spec import RunSpec, Strategy, UnitPolicy
+from zeroviz.spec import Checkpointing, Offload, Optimizer, RunSpec, Strategy, UnitPolicy
 from zeroviz.tape import Place
 
 MAX_PERIOD = 64  # tokens; blocks cut into layers repeat after 16. Longer patterns are walked through, repeats and all
+
+
+class Order(NamedTuple):
+    """What fixes the order of a step. After the third micro-batch nothing new comes: the first, the last and one
+    between them hold all that any number of them does."""
+
+    model: ModelShape
+    unit: UnitPolicy
+    strategy: Strategy
+    prefetch: int
+    async_reduce: bool
+    optimizer: Optimizer
+    checkpointing: Checkpointing
+    offload: Offload
+    accumulation: int
+    no_sync: bool | None
+
+    @classmethod
+    def of(cls, spec: RunSpec) -> Order:
+        return cls(
+            spec.model,
+            spec.unit,
+            spec.strategy,
+            spec.prefetch,
+            spec.async_reduce,
+            spec.optimizer,
+            spec.checkpointing,
+            spec.offload,
+            min(spec.accumulation, 3),
+            spec.no_sync,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +58,14 @@ class Token:
     """What fixes which bytes an op changes, or a sublayer within a FORWARD or BACKWARD: equal tokens, equal changes.
 
     slot: which of the outline's distinct unit sizes; 0 where no unit's buffers are touched.
-    sublayer: what is computed, and its place in the segment.
-    released: first and last sublayer of a segment whose backward is over.
+    sublayer: what is computed, and its place in the segment. dry: without a graph, in a checkpointed region.
+    released: first and last sublayer of a segment that is over, where the caller then lets something go.
     """
 
     op: OpKind
     slot: int = 0
     sublayer: tuple[SublayerKind, Place] | None = None
+    dry: bool = False
     released: tuple[SublayerKind, SublayerKind] | None = None
 
 
@@ -66,11 +99,9 @@ class Outline:
 
 
 @lru_cache(maxsize=1024)
-def outline(model: ModelShape, unit: UnitPolicy, strategy: Strategy, prefetch: int, async_reduce: bool) -> Outline:
-    """The outline of every spec with these settings, whatever its batch, seq, ranks and precision."""
-    spec = RunSpec(
-        model=model, unit=unit, strategy=strategy, prefetch=prefetch, async_reduce=async_reduce, batch=1, seq=1
-    )
+def outline(order: Order) -> Outline:
+    """The outline of every spec with this order, whatever its batch, seq, ranks and precision."""
+    spec = RunSpec(**order._asdict(), batch=1, seq=1)
     plan = plan_for(spec)
     numels = Counter(unit.numel for unit in plan.units)
     slots = {numel: slot for slot, numel in enumerate(numels)}
@@ -89,13 +120,15 @@ def outline(model: ModelShape, unit: UnitPolicy, strategy: Strategy, prefetch: i
 
 
 def _segment_tokens(op: OpKind, segment: Segment) -> list[Token]:
-    """One token a sublayer, in the order of the pass; after backward, what the caller lets go."""
+    """One token a sublayer, in the order of the pass; after them, what the caller lets go."""
     first, last = segment.sublayers[0].kind, segment.sublayers[-1].kind
     if first is SublayerKind.BARE:
         return []
-    tokens = [Token(op, sublayer=sublayer) for sublayer in places(segment)]
+    dry = op is OpKind.FORWARD and segment.region is not None
+    tokens = [Token(op, sublayer=sublayer, dry=dry) for sublayer in places(segment)]
     if op is OpKind.BACKWARD:
         tokens.reverse()
+    if op is OpKind.BACKWARD or (dry and not segment.starts_region) or (op is OpKind.RECOMPUTE and segment.ends_region):
         tokens.append(Token(op, released=(first, last)))
     return tokens
 

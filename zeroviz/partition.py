@@ -7,11 +7,14 @@ implementations do; the padding therefore falls to the last ranks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import groupby
 
 from zeroviz.models import ModelShape, NamedShape, Sublayer, SublayerKind
-from zeroviz.spec import RunSpec, Strategy, UnitKind, UnitPolicy
+from zeroviz.policies import KEEP_ALL
+from zeroviz.spec import Checkpointing, RunSpec, Strategy, UnitKind, UnitPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +31,18 @@ class Unit:
 class Segment:
     """A run of consecutive sublayers of one unit, executed in one go: one forward call and one backward call.
 
-    A unit has one segment, or two when it holds both the tied embedding (first) and the head (last).
+    A unit has one segment, or two when it holds both the tied embedding (first) and the head (last). Checkpointing
+    cuts further: a segment then lies in one region, the blocks that are recomputed together, or in none (`region`
+    None: embedding and head). A region of several units has as many segments.
     """
 
     index: int
     unit: int
     name: str
     sublayers: tuple[Sublayer, ...]
+    region: int | None = None
+    starts_region: bool = False
+    ends_region: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +54,11 @@ class Plan:
 
 
 @lru_cache(maxsize=256)
-def plan_units(model: ModelShape, policy: UnitPolicy) -> Plan:
-    """Group the model's sublayers into units by the policy.
+def plan_units(model: ModelShape, policy: UnitPolicy, checkpointing: Checkpointing = KEEP_ALL) -> Plan:
+    """Group the model's sublayers into units by the policy, and cut these into segments where regions begin and end.
 
     A tied embedding is one parameter used at both ends, so embedding and head share a unit ("root").
-    Under `model` everything is one unit and one segment.
+    Under `model` everything is one unit, and without checkpointing one segment.
     """
     runs: list[tuple[str, list[Sublayer]]] = []
     numel = 0
@@ -71,11 +79,11 @@ def plan_units(model: ModelShape, policy: UnitPolicy) -> Plan:
 
     unit_of: dict[str, int] = {}
     segments: list[Segment] = []
-    for index, (label, sublayers) in enumerate(runs):
+    for label, sublayers in runs:
         unit = unit_of.setdefault(label, len(unit_of))
-        # The root unit has two segments; each is named after what it computes.
-        name = sublayers[0].name if label == "root" else label
-        segments.append(Segment(index, unit, name, tuple(sublayers)))
+        for region, part in groupby(sublayers, lambda sublayer: _region(sublayer, checkpointing)):
+            piece = tuple(part)
+            segments.append(Segment(len(segments), unit, _segment_name(label, sublayers, piece), piece, region))
 
     units = []
     for label, index in unit_of.items():
@@ -86,7 +94,31 @@ def plan_units(model: ModelShape, policy: UnitPolicy) -> Plan:
                     for shape in sublayer.params:
                         shapes.setdefault(shape.name, shape)
         units.append(Unit(index, label, tuple(shapes.values()), sum(shape.numel for shape in shapes.values())))
-    return Plan(tuple(units), tuple(segments))
+    return Plan(tuple(units), tuple(_mark_ends(segments)))
+
+
+def _mark_ends(segments: list[Segment]) -> Iterator[Segment]:
+    """Say of each segment of a region whether it is the region's first, its last, or both."""
+    regions = [None, *(segment.region for segment in segments), None]
+    for segment, before, after in zip(segments, regions, regions[2:], strict=False):
+        inside = segment.region is not None
+        yield replace(
+            segment,
+            starts_region=inside and before != segment.region,
+            ends_region=inside and after != segment.region,
+        )
+
+
+def _segment_name(label: str, run: list[Sublayer], piece: tuple[Sublayer, ...]) -> str:
+    """The unit's, where the segment is all the unit does in a row; the root's are named after what they compute."""
+    if len(piece) == len(run) and label != "root":
+        return label
+    return piece[0].name if len(piece) == 1 else f"{piece[0].name} to {piece[-1].name}"
+
+
+def _region(sublayer: Sublayer, checkpointing: Checkpointing) -> int | None:
+    """Which checkpointed region the sublayer is in, counted from 0; None where everything is kept."""
+    return sublayer.block // checkpointing.blocks if checkpointing and sublayer.block is not None else None
 
 
 def _label(sublayer: Sublayer, policy: UnitPolicy, model: ModelShape) -> str:
@@ -102,7 +134,7 @@ def _label(sublayer: Sublayer, policy: UnitPolicy, model: ModelShape) -> str:
 
 
 def plan_for(spec: RunSpec) -> Plan:
-    return plan_units(spec.model, spec.unit)
+    return plan_units(spec.model, spec.unit, spec.checkpointing)
 
 
 def is_sharded(spec: RunSpec) -> bool:

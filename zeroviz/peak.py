@@ -4,10 +4,12 @@ It equals `predict(spec).ranks[0].peak()` in every field and for every spec; tes
 
 [Note: linear moments] At any moment a rank holds a set of tensors. The size of each is a whole multiple of n = batch
 seq, of seq, of a constant, or of the elements of some unit's whole buffer w or shard s. Which tensors they are depends
-on model, units, strategy, recipe and overlap, but not on batch, seq or N. So with all these fixed, what is held at a
+on the step's order and on the recipe, but not on batch, seq or N. So with all these fixed, what is held at a
 moment is a linear form
 
-    a n + b seq + c + sum over unit sizes (d w + e s)          s = ceil(numel / N), w = N s; DDP: s = w = numel
+    a n + b seq + c + sum over unit sizes (d w + e s + f q)    s = ceil(numel / N), w = N s; DDP: s = w = numel
+
+with q = ceil(s / 2048), the scales of a quantized moment,
 
 and the peak is the largest of the step's forms, the first of them where several are equal. Every variable is at least
 1. So a moment whose coefficients are nowhere above those of another one is never larger, and it is no candidate if the
@@ -27,18 +29,20 @@ from functools import lru_cache
 from itertools import chain
 from operator import add, ge, mul, neg
 
+from zeroviz.memory import RestPlaces
 from zeroviz.models import Family, ModelShape
-from zeroviz.outline import Outline, Token, outline
+from zeroviz.outline import Order, Outline, Token, outline
 from zeroviz.predict import NBYTES_PER_TOKEN_ID
 from zeroviz.schedule import OpKind
-from zeroviz.spec import Precision, RunSpec, Strategy, UnitPolicy
-from zeroviz.sublayers import passes, release
+from zeroviz.spec import DType, Recipe, RunSpec, Strategy
+from zeroviz.sublayers import dry_pass, passes, release
 from zeroviz.tape import Change, Sizes
 from zeroviz.trace import CATEGORY_ORDER, Category, Peak
 
-# Coefficients of (n, seq, 1), and after them of (w, s) for each distinct size of a unit.
+# Coefficients of (n, seq, 1), and after them of (w, s, q) for each distinct size of a unit.
 Form = tuple[int, ...]
 NUM_FIXED = 3
+NUM_PER_SIZE = 3
 AT_REST = -1  # the position of the moment before the step
 
 
@@ -77,7 +81,7 @@ class Moments:
         for numel in self.step.numels:
             shard = numel if spec.strategy is Strategy.DDP else -(-numel // spec.ranks)
             is_whole = spec.strategy is Strategy.DDP or not padded
-            values += (numel if is_whole else shard * spec.ranks, shard)
+            values += (numel if is_whole else shard * spec.ranks, shard, spec.recipe.num_scales(shard))
         return values
 
 
@@ -95,17 +99,15 @@ def floor_of(spec: RunSpec) -> int:
 
 def moments_of(spec: RunSpec) -> Moments:
     """The candidates for the peak of `spec`, the same for whatever batch, seq and ranks."""
-    return _moments(spec.model, spec.unit, spec.strategy, spec.prefetch, spec.async_reduce, spec.precision)
+    return _moments(Order.of(spec), spec.recipe)
 
 
 @lru_cache(maxsize=2048)
-def _moments(
-    model: ModelShape, unit: UnitPolicy, strategy: Strategy, prefetch: int, async_reduce: bool, precision: Precision
-) -> Moments:
-    step = outline(model, unit, strategy, prefetch, async_reduce)
-    width = NUM_FIXED + 2 * len(step.numels)
-    pieces = [_piece(token, model, strategy, precision, width) for token in step.tokens]
-    walk = _Walk(_rest(step, strategy, precision, width), width)
+def _moments(order: Order, recipe: Recipe) -> Moments:
+    step = outline(order)
+    width = NUM_FIXED + NUM_PER_SIZE * len(step.numels)
+    pieces = [_piece(token, step, order, recipe, width) for token in step.tokens]
+    walk = _Walk(_rest(step, order, recipe, width), width)
     for run in step.runs:
         held, total = walk.held, walk.total
         for position in range(run.start, run.start + run.period):
@@ -177,67 +179,74 @@ def _summarize(changes: Iterable[tuple[Category, Form]], width: int) -> _Piece:
     return _Piece(walk.held, walk.total, tuple(moment for moment in walk.candidates if moment.held))
 
 
-def _rest(step: Outline, strategy: Strategy, precision: Precision, width: int) -> dict[Category, Form]:
-    """`zeroviz.memory.rest_by_category` as forms: so many units of a size hold so many times its w or s."""
+def _rest(step: Outline, order: Order, recipe: Recipe, width: int) -> dict[Category, Form]:
+    """What `zeroviz.memory.rest_by_category` says of the device, as forms: so many units of a size hold so many times
+    its w, s or q."""
+    place = RestPlaces.of(order.strategy, order.offload, recipe)
 
-    def form(sharded: bool, itemsize: int) -> Form:
-        pairs = ((0, count * itemsize) if sharded else (count * itemsize, 0) for count in step.numels.values())
-        return (*(0,) * NUM_FIXED, *chain.from_iterable(pairs))
+    def form(whole: int = 0, shard: int = 0, scales: int = 0) -> Form:
+        sizes = ((count * whole, count * shard, count * scales) for count in step.numels.values())
+        return (*(0,) * NUM_FIXED, *chain.from_iterable(sizes))
+
+    def state(sharded: bool, itemsize: int) -> Form:
+        return form(shard=itemsize) if sharded else form(whole=itemsize)
 
     rest = {
-        Category.SHARDED_PARAM if strategy.shards_param else Category.UNSHARDED_PARAM: form(
-            strategy.shards_param, precision.param.itemsize
+        place.param: state(order.strategy.shards_param, recipe.param.itemsize),
+        place.grad: state(order.strategy.shards_grad, recipe.grad.itemsize),
+        place.moments: form(
+            shard=recipe.num_moments * recipe.moments.itemsize, scales=recipe.num_moments * DType.FP32.itemsize
         ),
-        Category.SHARDED_GRAD if strategy.shards_grad else Category.UNSHARDED_GRAD: form(
-            strategy.shards_grad, precision.grad.itemsize
-        ),
-        Category.OPTIMIZER_STATE: form(True, 2 * precision.moments.itemsize),
     }
-    if precision.master:
-        rest[Category.MASTER_PARAM] = form(True, precision.master.itemsize)
-    return rest
+    if place.master:
+        rest[place.master] = form(shard=recipe.update.itemsize)
+    return {category: form for category, form in rest.items() if category.on_device}
 
 
-def _piece(token: Token, model: ModelShape, strategy: Strategy, precision: Precision, width: int) -> _Piece:
+def _piece(token: Token, step: Outline, order: Order, recipe: Recipe, width: int) -> _Piece:
     """What the walk in `zeroviz.predict` books for this token, as forms of `width` coefficients."""
-    if token.op in (OpKind.FORWARD, OpKind.BACKWARD, OpKind.LOAD_BATCH, OpKind.DROP_BATCH):
-        return _compute_piece(token, model, precision, width)
-    param, grad = precision.param.itemsize, precision.grad.itemsize
-    whole = NUM_FIXED + 2 * token.slot
-    shard = whole + 1
+    if token.sublayer or token.released or token.op in (OpKind.LOAD_BATCH, OpKind.DROP_BATCH):
+        return _compute_piece(token, order.model, recipe, width)
+    param, grad = recipe.param.itemsize, recipe.grad.itemsize
+    whole = NUM_FIXED + NUM_PER_SIZE * token.slot
 
-    def change(category: Category, at: int, itemsize: int) -> tuple[Category, Form]:
+    def change(category: Category, itemsize: int, at: int = whole) -> tuple[Category, Form]:
         return category, tuple(itemsize if i == at else 0 for i in range(width))
 
     changes: list[tuple[Category, Form]] = []
     match token.op:
         case OpKind.UNSHARD:
-            changes = [change(Category.UNSHARDED_PARAM, whole, param)]
+            changes = [change(Category.UNSHARDED_PARAM, param)]
         case OpKind.RESHARD:
-            changes = [change(Category.UNSHARDED_PARAM, whole, -param)]
-        case OpKind.PREPARE_GRAD if strategy.shards_grad:
-            changes = [change(Category.UNSHARDED_GRAD, whole, grad)]
-        case OpKind.WAIT_REDUCE if strategy.shards_grad:
-            changes = [change(Category.UNSHARDED_GRAD, whole, -grad)]
+            changes = [change(Category.UNSHARDED_PARAM, -param)]
+        case OpKind.PREPARE_GRAD if order.strategy.shards_grad:
+            changes = [change(Category.UNSHARDED_GRAD, grad)]
+        case OpKind.WAIT_REDUCE if order.strategy.shards_grad:
+            changes = [change(Category.UNSHARDED_GRAD, -grad)]
         case OpKind.OPTIMIZER_STEP:
-            # The cast of a gradient narrower than the master, then sqrt(v) and the denominator.
-            cast = [precision.master.itemsize] if precision.master and precision.master is not precision.grad else []
-            for itemsize in (*cast, precision.moments.itemsize, precision.moments.itemsize):
-                changes.append(change(Category.TEMPORARY, shard, itemsize))
+            # The cast of another gradient, then the optimizer's temporaries; of all units, or of the token's.
+            slots = range(len(step.numels)) if order.optimizer.steps_together else (token.slot,)
+            counts = list(step.numels.values()) if order.optimizer.steps_together else [1] * len(step.numels)
+            cast = [recipe.update.itemsize] if recipe.casts_grad else []
+            for itemsize in (*cast, *[recipe.moments.itemsize] * order.optimizer.num_temporaries):
+                changes += [
+                    change(Category.TEMPORARY, counts[slot] * itemsize, NUM_FIXED + NUM_PER_SIZE * slot + 1)
+                    for slot in slots
+                ]
             changes += [(category, tuple(map(neg, form))) for category, form in changes]
     return _summarize(changes, width)
 
 
 @lru_cache(maxsize=4096)
-def _compute_piece(token: Token, model: ModelShape, precision: Precision, width: int) -> _Piece:
+def _compute_piece(token: Token, model: ModelShape, recipe: Recipe, width: int) -> _Piece:
     """A sublayer's forward or backward, what is let go after it, or the batch."""
     if token.op in (OpKind.LOAD_BATCH, OpKind.DROP_BATCH):
         sign = 1 if token.op is OpKind.LOAD_BATCH else -1
-        batch = tuple(sign * coefficient for coefficient in input_form(model, precision))
+        batch = tuple(sign * coefficient for coefficient in input_form(model, recipe))
         changes = [(Category.INPUT, batch)]
     else:
         # The sizes' coefficients of n, seq and 1 from three probes: a + b + c, 2 a + b + c and 2 a + 2 b + c.
-        probes = [_changes(token, Sizes(model, precision, *sizes, watched=False)) for sizes in ((1, 1), (2, 1), (1, 2))]
+        probes = [_changes(token, Sizes(model, recipe, *sizes, watched=False)) for sizes in ((1, 1), (2, 1), (1, 2))]
         changes = [
             (category, (n, seq, one - n - seq))
             for (category, one), (_, two), (_, four) in zip(*probes, strict=True)
@@ -249,17 +258,27 @@ def _compute_piece(token: Token, model: ModelShape, precision: Precision, width:
 
 def _changes(token: Token, sizes: Sizes) -> tuple[Change, ...]:
     if token.released:
+        row = sizes.rows(sizes.model.hidden)
+        match token.op:
+            case OpKind.FORWARD:
+                return ((Category.ACTIVATION, -row),)
+            case OpKind.RECOMPUTE:
+                return ((Category.TEMPORARY, -row),)
         return release(sizes, *token.released)
     assert token.sublayer is not None
-    forward, backward = passes(sizes, *token.sublayer)
-    return forward if token.op is OpKind.FORWARD else backward
+    if token.dry:
+        made = dry_pass(sizes, *token.sublayer)
+    else:
+        made = passes(sizes, *token.sublayer)[token.op is OpKind.BACKWARD]
+    # What kernels borrow is no part of the peak, and no linear form.
+    return tuple(change for change in made if change[0].on_device)
 
 
-def input_form(model: ModelShape, precision: Precision) -> Form:
+def input_form(model: ModelShape, recipe: Recipe) -> Form:
     """`zeroviz.predict.input_nbytes` as coefficients of n, seq and 1."""
     if model.family is Family.BARE:
         return (0, 0, 0)
-    tables = 2 * (model.head_dim // 2) * precision.param.itemsize if model.family is Family.LLAMA else 0
+    tables = 2 * (model.head_dim // 2) * recipe.param.itemsize if model.family is Family.LLAMA else 0
     return (2 * NBYTES_PER_TOKEN_ID, tables, 0)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from zeroviz.axis import Tick, amount, axis_unit, axis_words, ticks
 from zeroviz.collectives import CollectiveOp, ring_sent_nbytes
 from zeroviz.compare import Moment, place_text
 from zeroviz.errors import TraceError
@@ -20,7 +21,6 @@ from zeroviz.trace import CATEGORY_ORDER, Category, Origin, Peak, RankTrace, Tra
 
 MAX_ROWS_OF_RANKS = 16
 """Above this many ranks, neighbours with equal figures share a row."""
-NUM_TICKS = 8
 MIN_SHARE_IN_LEGEND = 1 / 1000
 """Of the axis. A category that is thinner than this in every row is less than a pixel, so it has no swatch."""
 
@@ -30,7 +30,6 @@ SOURCE_LABEL = {
     Origin.RECORDED: "recorded",
     Origin.REHEARSED: "rehearsed",
 }
-_AXIS_UNITS = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +88,6 @@ class LegendEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
-    """A mark on the axis."""
-
-    nbytes: int
-    label: str
-
-
-@dataclass(frozen=True, slots=True)
 class Reference:
     """A figure to measure all bars against; the axis reaches at least as far."""
 
@@ -125,7 +116,7 @@ class Scene:
 
     def amount(self, nbytes: int) -> str:
         """Bytes in the picture's one unit, the axis's, so that figures of one picture compare digit by digit."""
-        return _amount(nbytes, self.unit)
+        return amount(nbytes, self.unit)
 
     @property
     def sentence(self) -> str:
@@ -163,8 +154,7 @@ def build_scene(
                 start = seen.rest_nbytes - seen.padding_nbytes
                 paddings.append(Padding(f"{row.id}-padding", row.index, start, seen.padding_nbytes))
     axis_max = max(reference.nbytes if reference else 0, *(row.peak_nbytes for row in rows))
-    # 1,137 GB rather than 1.137 TB: most bars are shorter than the axis, and 0.2822 TB is harder to read than 282.2 GB.
-    unit, scale = next((pair for pair in _AXIS_UNITS if axis_max >= 2 * pair[1]), ("B", 1))
+    unit, scale = axis_unit(axis_max)
     return Scene(
         spec=predicted.spec,
         title=title(predicted.spec),
@@ -174,8 +164,8 @@ def build_scene(
         segments=tuple(segments),
         paddings=tuple(paddings),
         legend=_legend(segments, paddings, axis_max),
-        ticks=_ticks(axis_max, scale),
-        axis_label=f"{unit} held by a rank" + (f" (1 {unit} = {scale:,} bytes)" if scale > 1 else ""),
+        ticks=ticks(0, axis_max, scale),
+        axis_label=axis_words(unit, scale, "held by a rank"),
         axis_max=axis_max,
         unit=unit,
         reference=reference,
@@ -251,26 +241,6 @@ def _legend(segments: list[Segment], paddings: list[Padding], axis_max: int) -> 
     return tuple(entries)
 
 
-def _ticks(largest: int, scale: int) -> tuple[Tick, ...]:
-    """Ticks at 1, 2, 2.5 or 5 times a power of ten, in the axis's unit."""
-    power = 10
-    while power * NUM_TICKS < largest:
-        power *= 10
-    # The steps of the last decade, smallest first: the first that needs at most NUM_TICKS of itself.
-    steps = (power * tenths // 100 for tenths in (10, 20, 25, 50, 100))
-    step = next(step for step in steps if step * NUM_TICKS >= largest)
-    return tuple(Tick(at, f"{at / scale:g}") for at in range(0, largest + 1, step))
-
-
-def _amount(nbytes: int, unit: str) -> str:
-    """Four significant digits in `unit`, and never an exponent; what is less than a thousandth of it, in bytes."""
-    scale = dict(_AXIS_UNITS).get(unit, 1)
-    if abs(nbytes) < scale // 1000 or scale == 1:
-        return f"{nbytes:,} B"
-    value = nbytes / scale
-    return f"{value:,.0f} {unit}" if abs(value) >= 999.95 else f"{value:#.4g} {unit}"
-
-
 def title(spec: RunSpec) -> str:
     """A spec in a few words: `ZeRO-3 on 4 ranks, bf16-mixed`."""
     ranks = "1 rank" if spec.ranks == 1 else f"{spec.ranks} ranks"
@@ -279,21 +249,25 @@ def title(spec: RunSpec) -> str:
 
 def recipe_text(spec: RunSpec) -> str:
     """The precision recipe as a sum: `2 param + 2 grad + 4 master + 8 Adam = 16 bytes a parameter`."""
-    recipe = spec.precision
+    recipe = spec.recipe
     master = [f"{recipe.master.itemsize} master"] if recipe.master else []
     terms = [f"{recipe.param.itemsize} param", f"{recipe.grad.itemsize} grad", *master]
     terms.append(f"{2 * recipe.moments.itemsize} Adam")
     return f"{' + '.join(terms)} = {recipe.bytes_per_param} bytes a parameter"
 
 
-def _subtitle(
-    predicted: Trace, measured: Trace | None, unit: str, *, earlier: bool, expects_run: bool
-) -> tuple[str, ...]:
-    spec = predicted.spec
+def what_text(spec: RunSpec) -> str:
+    """Model, units and batch: `tiny, 133,106 parameters in 4 units (block); 1 x 32 tokens on each rank`."""
     units = len(plan_for(spec).units)
     what = f"{spec.model.name}, {spec.model.num_params:,} parameters in {units} {'unit' if units == 1 else 'units'}"
     batch = "" if spec.model.family is Family.BARE else f"; {spec.batch} x {spec.seq} tokens on each rank"
-    lines = [f"{what} ({spec.unit}){batch}", _peak_line("Predicted", predicted, unit)]
+    return f"{what} ({spec.unit}){batch}"
+
+
+def _subtitle(
+    predicted: Trace, measured: Trace | None, unit: str, *, earlier: bool, expects_run: bool
+) -> tuple[str, ...]:
+    lines = [what_text(predicted.spec), _peak_line("Predicted", predicted, unit)]
     if measured is not None:
         source = SOURCE_LABEL[measured.origin].capitalize()
         lines.append(_peak_line(f"{source} in an earlier run" if earlier else source, measured, unit))
@@ -307,10 +281,10 @@ def _wire_line(trace: Trace, unit: str) -> str:
     spec, sent = trace.spec, max(rank.sent_nbytes for rank in trace.ranks)
     if spec.ranks == 1:
         return "Wire: nothing; one rank has nobody to send to"
-    gradient = spec.model.num_params * spec.precision.grad.itemsize
+    gradient = spec.model.num_params * spec.recipe.grad.itemsize
     ratio = sent / ring_sent_nbytes(CollectiveOp.ALL_REDUCE, gradient, spec.ranks)
     times = "" if spec.strategy is Strategy.DDP else f", {ratio:.3g} x DDP's"
-    return f"Wire: {_amount(sent, unit)} sent by each rank in one step{times}"
+    return f"Wire: {amount(sent, unit)} sent by each rank in one step{times}"
 
 
 def _peak_line(source: str, trace: Trace, unit: str) -> str:
@@ -319,7 +293,7 @@ def _peak_line(source: str, trace: Trace, unit: str) -> str:
     peak: Peak = highest.peak()
     whose = "every rank" if len({rank.peak().total for rank in trace.ranks}) == 1 else f"rank {highest.rank}"
     return (
-        f"{source}: {_amount(highest.rest_nbytes, unit)} at rest, peak {_amount(peak.total, unit)} "
+        f"{source}: {amount(highest.rest_nbytes, unit)} at rest, peak {amount(peak.total, unit)} "
         f"in {place_text(peak)}, {whose if len(trace.ranks) > 1 else 'the only rank'}"
     )
 

@@ -6,7 +6,8 @@ in bytes but never in order. Nothing here computes a size.
 [Note: spans] A unit is in use from its first segment to its last, once in forward and once in backward. ZeRO-3 gathers
 it for each of the two spans and frees it after each: two gathers and one reduce-scatter, 3P on the wire. A block's
 span is one segment. The root unit of a tied model holds embedding and head, so its span is the whole pass: tying
-saves parameters and costs gathered bytes.
+saves parameters and costs gathered bytes. A checkpointed region of several units is first recomputed as a whole: a
+unit of it is gathered for that, freed, and gathered once more for its backward, unless its backward follows at once.
 
 [Note: overlap] Communication is two ops, start and wait. With `prefetch` 0 and `async_reduce` off the wait follows the
 start at once. Otherwise compute ops stand between them; the bytes they hold meanwhile are the price of overlap.
@@ -41,6 +42,8 @@ class OpKind(Enum):
     """Wait until u's full parameters are there."""
     FORWARD = "forward"
     """Run s on its detached input; keep the pair (input, output edge) for backward."""
+    RECOMPUTE = "recompute"
+    """Checkpointing: run s once more, now keeping what backward needs; in forward only its region's input was kept."""
     RESHARD = "reshard"
     """Free u's full parameters; only the shard stays."""
     PREPARE_GRAD = "prepare grad"
@@ -54,7 +57,10 @@ class OpKind(Enum):
     DROP_BATCH = "drop batch"
     """Free tokens and targets."""
     OPTIMIZER_STEP = "optimizer step"
-    """Update the owned part of u; with a master copy, cast it back into the parameters."""
+    """Update the owned part of u (of every unit, where the optimizer steps all together); with a master copy, cast it
+    back into the parameters."""
+    HOST_STEP = "optimizer step on host"
+    """The same where the states are offloaded: the gradient goes down, the updated parameters come up."""
     SYNC_PARAM = "sync param"
     """Start the all-gather that brings every rank the updated shards of u (ZeRO-1, ZeRO-2)."""
     WAIT_SYNC = "wait sync"
@@ -71,67 +77,166 @@ class Op:
     segment: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Use:
+    """One computation of a pass."""
+
+    kind: OpKind
+    segment: int
+    unit: int
+
+
+@dataclass(slots=True)
+class Span:
+    """A stretch of a pass, positions start to stop, both inside, in which a unit's full parameters are needed."""
+
+    unit: int
+    start: int
+    stop: int
+
+
 @lru_cache(maxsize=256)
 def schedule(spec: RunSpec) -> tuple[Op, ...]:
     """The ops of one step of `spec`, in program order."""
     plan = plan_for(spec)
-    forward_order = [segment.index for segment in plan.segments]
-    ops = [Op(OpKind.LOAD_BATCH, Phase.FORWARD)]
-    ops += _compute_pass(spec, plan, Phase.FORWARD, forward_order)
-    ops += _compute_pass(spec, plan, Phase.BACKWARD, forward_order[::-1])
-    ops.append(Op(OpKind.DROP_BATCH, Phase.BACKWARD))
+    ops: list[Op] = []
+    for micro_batch in range(spec.accumulation):
+        is_first, is_last = micro_batch == 0, micro_batch == spec.accumulation - 1
+        ops.append(Op(OpKind.LOAD_BATCH, Phase.FORWARD))
+        ops += _Pass(spec, Phase.FORWARD, _forward_uses(plan)).ops()
+        ops += _Pass(
+            spec,
+            Phase.BACKWARD,
+            _backward_uses(plan),
+            prepares_grad=is_first or (spec.reduces_each and spec.strategy.shards_grad),
+            reduces_grad=is_last or spec.reduces_each,
+        ).ops()
+        ops.append(Op(OpKind.DROP_BATCH, Phase.BACKWARD))
     ops += _optimizer_pass(spec, plan)
     return tuple(ops)
 
 
-def _compute_pass(spec: RunSpec, plan: Plan, phase: Phase, order: list[int]) -> list[Op]:
-    """Forward or backward: each segment in turn, with its unit gathered, reduced and freed around its span."""
-    ops: list[Op] = []
-    unit_at = [plan.segments[index].unit for index in order]
-    first_use = {unit: unit_at.index(unit) for unit in unit_at}
-    last_use = {unit: position for position, unit in enumerate(unit_at)}
-    gather_order = list(first_use)  # insertion order: order of first use
-    num_started = 0
-    reducing: int | None = None
+def _forward_uses(plan: Plan) -> list[Use]:
+    return [Use(OpKind.FORWARD, segment.index, segment.unit) for segment in plan.segments]
 
-    for position, segment in enumerate(order):
-        unit = unit_at[position]
-        if spec.strategy.shards_param and first_use[unit] == position:
-            due = gather_order.index(unit)
-            for ahead in gather_order[num_started : due + 1]:
-                ops.append(Op(OpKind.UNSHARD, phase, ahead))
-            ops.append(Op(OpKind.WAIT_UNSHARD, phase, unit))
-            num_started = max(num_started, due + 1)
-            for ahead in gather_order[num_started : due + 1 + spec.prefetch]:
-                ops.append(Op(OpKind.UNSHARD, phase, ahead))
-            num_started = max(num_started, min(len(gather_order), due + 1 + spec.prefetch))
-        if phase is Phase.BACKWARD and first_use[unit] == position:
-            ops.append(Op(OpKind.PREPARE_GRAD, phase, unit))
-        ops.append(Op(OpKind.FORWARD if phase is Phase.FORWARD else OpKind.BACKWARD, phase, unit, segment))
-        if last_use[unit] != position:
-            continue
-        if spec.strategy.shards_param:
-            ops.append(Op(OpKind.RESHARD, phase, unit))
-        if phase is Phase.BACKWARD:
-            # At most one reduction is in flight, so at most two units' full gradients are alive.
-            if reducing is not None:
-                ops.append(Op(OpKind.WAIT_REDUCE, phase, reducing))
-            ops.append(Op(OpKind.REDUCE_GRAD, phase, unit))
-            reducing = unit
-            if not spec.async_reduce:
-                ops.append(Op(OpKind.WAIT_REDUCE, phase, unit))
-                reducing = None
-    if reducing is not None:
-        ops.append(Op(OpKind.WAIT_REDUCE, phase, reducing))
-    return ops
+
+def _backward_uses(plan: Plan) -> list[Use]:
+    """The last segment first; a checkpointed region is recomputed as a whole, in forward order, just before."""
+    uses: list[Use] = []
+    position = len(plan.segments)
+    while position:
+        region = plan.segments[position - 1].region
+        first = position - 1
+        while region is not None and first and plan.segments[first - 1].region == region:
+            first -= 1
+        together = plan.segments[first:position]
+        if region is not None:
+            uses += [Use(OpKind.RECOMPUTE, segment.index, segment.unit) for segment in together]
+        uses += [Use(OpKind.BACKWARD, segment.index, segment.unit) for segment in reversed(together)]
+        position = first
+    return uses
+
+
+class _Pass:
+    """Forward or backward: each use in turn, with its unit gathered, freed and reduced around its spans."""
+
+    def __init__(
+        self, spec: RunSpec, phase: Phase, uses: list[Use], *, prepares_grad: bool = False, reduces_grad: bool = False
+    ) -> None:
+        self.spec, self.phase, self.uses = spec, phase, uses
+        self.prepares_grad, self.reduces_grad = prepares_grad, reduces_grad
+        self.spans = _spans(uses)
+        self.num_gathered = 0  # spans whose gather has been started
+        self.gathered: set[int] = set()
+        self.reducing: int | None = None
+        self._ops: list[Op] = []
+
+    def ops(self) -> list[Op]:
+        strategy, uses = self.spec.strategy, self.uses
+        is_backward = self.phase is Phase.BACKWARD
+        gathers = strategy.shards_param and (strategy.reshards_after_forward or not is_backward)
+        grad_uses = [(position, use.unit) for position, use in enumerate(uses) if use.kind is OpKind.BACKWARD]
+        first_grad = {unit: position for position, unit in reversed(grad_uses)}
+        last_grad = {unit: position for position, unit in grad_uses}
+        start_of = {span.start: index for index, span in enumerate(self.spans)}
+        # What a gather's span begins, the span's end frees; SHARD_GRAD_OP frees once, after a unit's last use of all.
+        stops = {span.stop for span in self.spans} if strategy.reshards_after_forward else set(last_grad.values())
+        for position, use in enumerate(uses):
+            if gathers and position in start_of:
+                self._gather(start_of[position])
+            if self.prepares_grad and first_grad.get(use.unit) == position:
+                self._add(OpKind.PREPARE_GRAD, use.unit)
+            self._add(use.kind, use.unit, use.segment)
+            if strategy.shards_param and position in stops:
+                self.gathered.discard(use.unit)
+                self._add(OpKind.RESHARD, use.unit)
+            if self.reduces_grad and last_grad.get(use.unit) == position:
+                self._reduce(use.unit)
+        self._finish_reduction()
+        return self._ops
+
+    def _add(self, kind: OpKind, unit: int, segment: int | None = None) -> None:
+        self._ops.append(Op(kind, self.phase, unit, segment))
+
+    def _gather(self, due: int) -> None:
+        """Gather what is due, and up to `prefetch` spans ahead. A unit is not gathered again before it was freed."""
+        while self.num_gathered <= due:
+            self._unshard_next()
+        self._add(OpKind.WAIT_UNSHARD, self.spans[due].unit)
+        upto = min(len(self.spans), due + 1 + self.spec.prefetch)
+        while self.num_gathered < upto and self.spans[self.num_gathered].unit not in self.gathered:
+            self._unshard_next()
+
+    def _unshard_next(self) -> None:
+        unit = self.spans[self.num_gathered].unit
+        self.num_gathered += 1
+        self.gathered.add(unit)
+        self._add(OpKind.UNSHARD, unit)
+
+    def _reduce(self, unit: int) -> None:
+        """At most one reduction is in flight, so at most two units' full gradients are alive."""
+        self._finish_reduction()
+        self._add(OpKind.REDUCE_GRAD, unit)
+        self.reducing = unit
+        if not self.spec.async_reduce:
+            self._finish_reduction()
+
+    def _finish_reduction(self) -> None:
+        if self.reducing is not None:
+            self._add(OpKind.WAIT_REDUCE, self.reducing)
+            self.reducing = None
+
+
+def _spans(uses: list[Use]) -> list[Span]:
+    """See [Note: spans], in order of their starts."""
+    spans: list[Span] = []
+    current: dict[int, Span] = {}
+    for position, use in enumerate(uses):
+        span = current.get(use.unit)
+        recomputed_only = (
+            span is not None
+            and span.stop < position - 1
+            and uses[span.stop].kind is OpKind.RECOMPUTE
+            and use.kind is OpKind.BACKWARD
+        )
+        if span is None or recomputed_only:
+            current[use.unit] = Span(use.unit, position, position)
+            spans.append(current[use.unit])
+        else:
+            span.stop = position
+    return spans
 
 
 def _optimizer_pass(spec: RunSpec, plan: Plan) -> list[Op]:
     """Unit by unit, so that temporaries are one unit's; then the updated parameters travel (ZeRO-1, ZeRO-2)."""
     ops: list[Op] = []
     syncs = spec.strategy in (Strategy.ZERO1, Strategy.ZERO2)
+    step = OpKind.HOST_STEP if spec.offload.moves_optimizer else OpKind.OPTIMIZER_STEP
+    if spec.optimizer.steps_together:
+        ops.append(Op(step, Phase.OPTIMIZER))
     for unit in plan.units:
-        ops.append(Op(OpKind.OPTIMIZER_STEP, Phase.OPTIMIZER, unit.index))
+        if not spec.optimizer.steps_together:
+            ops.append(Op(step, Phase.OPTIMIZER, unit.index))
         if syncs:
             ops.append(Op(OpKind.SYNC_PARAM, Phase.OPTIMIZER, unit.index))
             ops.append(Op(OpKind.WAIT_SYNC, Phase.OPTIMIZER, unit.index))

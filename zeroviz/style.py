@@ -52,6 +52,13 @@ PAINT: dict[Category, Paint] = {
     Category.BUCKET: Paint("buckets", "buckets", GREY, "++"),
     Category.TEMPORARY: Paint("temporaries", "temp", PALE, "\\\\"),
     Category.INPUT: Paint("input", "input", PALE, "||"),
+    Category.KERNEL_SCRATCH: Paint("kernels' scratch", "scratch", PALE, "++"),
+    Category.BACKEND_COPY: Paint("backend's copies", "copies", PALE, "--"),
+    Category.HOST_PARAM: Paint("parameters on the host", "params", BLUE, ".."),
+    Category.HOST_GRAD: Paint("gradients on the host", "grads", VERMILLION, ".."),
+    Category.HOST_MASTER_PARAM: Paint("fp32 master on the host", "master", PURPLE, ".."),
+    Category.HOST_OPTIMIZER_STATE: Paint("Adam m and v on the host", "Adam", GREEN, ".."),
+    Category.HOST_TEMPORARY: Paint("temporaries on the host", "temp", PALE, ".."),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 from zeroviz import kernels
@@ -17,29 +18,41 @@ def passes(sizes: Sizes, kind: SublayerKind, place: Place) -> tuple[tuple[Change
 
     What the caller holds over the segment's border stays: `release` frees it.
     """
-    tape, row = Tape(), sizes.rows(sizes.model.hidden)
-    x_is_saved = place.first or kernels.norm_saves_input(sizes)
-    if kind is not SublayerKind.EMBED:
-        tape.alloc("x", row, Category.ACTIVATION if x_is_saved else Category.TEMPORARY)
-    tape.take()  # the sublayer before has booked it
-
-    _FORWARD[sizes.model.family, kind](tape, sizes, place)
-    if not x_is_saved and kind is not SublayerKind.EMBED:
-        tape.free("x")
-    forward = tape.take()
+    tape = Tape()
+    forward = _pass_forward(tape, sizes, kind, place)
+    row = sizes.rows(sizes.model.hidden)
 
     # From the sublayer after: the gradient of y, and from the head that of a tied embedding. y is that one's to free.
     if kind is not SublayerKind.HEAD:
         tape.free("y")
         tape.make("grad", row)
     if kind is SublayerKind.EMBED and place.tied:
-        tape.make("tied grad", _embedding_numel(sizes) * sizes.precision.grad.itemsize)
-        if sizes.precision.grad is sizes.precision.param:
+        tape.make("tied grad", _embedding_numel(sizes) * sizes.recipe.grad.itemsize)
+        if sizes.recipe.grad is sizes.recipe.param:
             tape.views.add("tied grad")  # a cast gradient is a tensor of its own
     tape.take()
 
     _BACKWARD[sizes.model.family, kind](tape, sizes, place)
     return forward, tape.take()
+
+
+@lru_cache(maxsize=1024)
+def dry_pass(sizes: Sizes, kind: SublayerKind, place: Place) -> tuple[Change, ...]:
+    """One sublayer's forward without a graph, as in a checkpointed region, whose output goes on to what follows."""
+    place = replace(place, dropped=False)
+    return _pass_forward(Tape(keeps=False), sizes, kind, place)
+
+
+def _pass_forward(tape: Tape, sizes: Sizes, kind: SublayerKind, place: Place) -> tuple[Change, ...]:
+    has_input = kind is not SublayerKind.EMBED
+    x_stays = place.first or (tape.keeps and kernels.norm_saves_input(sizes))
+    if has_input:
+        tape.alloc("x", sizes.rows(sizes.model.hidden), Category.ACTIVATION if x_stays else Category.TEMPORARY)
+    tape.take()  # the sublayer before has booked it
+    _FORWARD[sizes.model.family, kind](tape, sizes, place)
+    if has_input and not x_stays:
+        tape.free("x")
+    return tape.take()
 
 
 def release(sizes: Sizes, first: SublayerKind, last: SublayerKind) -> tuple[Change, ...]:
@@ -51,14 +64,18 @@ def release(sizes: Sizes, first: SublayerKind, last: SublayerKind) -> tuple[Chan
 
 def _output(tape: Tape, s: Sizes, place: Place) -> None:
     """y, kept if it crosses the segment's border or the next norm keeps its input."""
-    keeps = place.last or kernels.norm_saves_input(s)
+    keeps = place.last or (tape.keeps and kernels.norm_saves_input(s))
+    if place.dropped:
+        keeps = False
     tape.alloc("y", s.rows(s.model.hidden), Category.ACTIVATION if keeps else Category.TEMPORARY)
 
 
-def _branch_output(tape: Tape, s: Sizes, place: Place) -> None:
-    """The projection that ends a branch, and y = x + that."""
+def _branch_output(tape: Tape, s: Sizes, place: Place, projected: str, *held: str) -> None:
+    """The projection of `projected` that ends a branch, and y = x + that. held: what the code still holds till then."""
     tape.make("branch", s.rows(s.model.hidden))
+    tape.let_go(projected)
     _output(tape, s, place)
+    tape.let_go(*held)
     tape.free("branch")
 
 
@@ -84,7 +101,7 @@ def _embed_backward(tape: Tape, s: Sizes, place: Place) -> None:
     if not place.last:
         tape.free("grad")
     if place.tied:
-        nbytes = _embedding_numel(s) * s.precision.grad.itemsize
+        nbytes = _embedding_numel(s) * s.recipe.grad.itemsize
         add_grads(tape, s, "tied grad", "dtokens", "dtokens", nbytes)
     tape.free("dtokens")
     if learned:
@@ -97,8 +114,9 @@ def _embed_backward(tape: Tape, s: Sizes, place: Place) -> None:
 def _gpt2_attention(tape: Tape, s: Sizes, place: Place) -> None:
     kernels.norm(tape, s)
     tape.save("qkv", s.rows(3 * s.model.hidden))
+    tape.let_go("h")
     kernels.attention(tape, s)
-    _branch_output(tape, s, place)
+    _branch_output(tape, s, place, "mixed", "qkv")
 
 
 def _gpt2_attention_backward(tape: Tape, s: Sizes, place: Place) -> None:
@@ -114,8 +132,10 @@ def _gpt2_attention_backward(tape: Tape, s: Sizes, place: Place) -> None:
 def _gpt2_mlp(tape: Tape, s: Sizes, place: Place) -> None:
     kernels.norm(tape, s)
     tape.save("up", s.rows(s.model.ffn))
+    tape.let_go("h")
     tape.save("gelu", s.rows(s.model.ffn))
-    _branch_output(tape, s, place)
+    tape.let_go("up")
+    _branch_output(tape, s, place, "gelu")
 
 
 def _gpt2_mlp_backward(tape: Tape, s: Sizes, place: Place) -> None:
@@ -135,7 +155,7 @@ def _llama_attention(tape: Tape, s: Sizes, place: Place) -> None:
         kernels.rotate(tape, s, key, width)
     tape.save("v", s.rows(num_kv))
     kernels.attention(tape, s)
-    _branch_output(tape, s, place)
+    _branch_output(tape, s, place, "mixed", "h", "q", "k", "v")
 
 
 def _llama_attention_backward(tape: Tape, s: Sizes, place: Place) -> None:
@@ -154,9 +174,13 @@ def _llama_attention_backward(tape: Tape, s: Sizes, place: Place) -> None:
 
 def _llama_mlp(tape: Tape, s: Sizes, place: Place) -> None:
     kernels.norm(tape, s)
-    for key in ("gate", "silu", "up", "product"):
-        tape.save(key, s.rows(s.model.ffn))
-    _branch_output(tape, s, place)
+    tape.save("gate", s.rows(s.model.ffn))
+    tape.save("silu", s.rows(s.model.ffn))
+    tape.let_go("gate")
+    tape.save("up", s.rows(s.model.ffn))
+    tape.save("product", s.rows(s.model.ffn))
+    tape.let_go("silu", "up")
+    _branch_output(tape, s, place, "product", "h")
 
 
 def _llama_mlp_backward(tape: Tape, s: Sizes, place: Place) -> None:

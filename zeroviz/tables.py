@@ -6,22 +6,22 @@ Ranks that hold and send the same are one table. Exact bytes stand beside a deci
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from textwrap import wrap
 
 from zeroviz.collectives import CollectiveOp
+from zeroviz.columns import WIDTH, columns, entry
 from zeroviz.compare import place_text
 from zeroviz.models import Family
 from zeroviz.partition import Unit, buffer_numel, is_sharded, plan_for
 from zeroviz.quantity import format_binary_nbytes, format_decimal_nbytes
-from zeroviz.spec import Precision, RunSpec, Strategy, Zero1Form
+from zeroviz.spec import DType, Offload, Optimizer, RunSpec, Strategy, Zero1Form
+from zeroviz.tables_step import step_table
 from zeroviz.trace import Category, RankTrace, Trace
 
-WIDTH = 80
 MAX_UNIT_LINES = 12
-_LABEL_WIDTH = 24
 _HEADER_LABEL_WIDTH = 10
 
 _HELD = {
@@ -29,6 +29,7 @@ _HELD = {
     Strategy.ZERO1: "optimizer state 1/N; parameters and gradients whole",
     Strategy.ZERO2: "optimizer state and gradients 1/N; parameters whole",
     Strategy.ZERO3: "all states 1/N; a unit's parameters are gathered while it is used",
+    Strategy.SHARD_GRAD_OP: "all states 1/N at rest; parameters gathered in forward, kept to backward",
 }
 
 
@@ -49,7 +50,13 @@ def render(trace: Trace) -> str:
     lines = header(trace)
     for group in rank_groups(trace):
         every = "each rank" if len(group.ranks) == len(trace.ranks) else group.label
-        lines += ["", *_at_rest(trace, group, every), "", *_at_peak(group, every), "", *_wire(trace.spec, group, every)]
+        parts = [
+            _at_rest(trace, group, every),
+            _at_peak(group, every),
+            step_table(every, group.first),
+            _wire(trace.spec, group, every),
+        ]
+        lines += [line for part in parts if part for line in ("", *part)]
     for note in trace.notes:
         lines += ["", *wrap(f"Note: {note}", WIDTH)]
     return "\n".join(lines) + "\n"
@@ -63,7 +70,7 @@ def header(trace: Trace) -> list[str]:
     ranks = f"{spec.ranks:,} rank" + ("s" if spec.ranks > 1 else "")
     lines = [f"{trace.origin.value.upper()}: {spec.strategy.label} on {ranks}, {model.name}{sizes}", ""]
     lines += entry("strategy", _HELD[spec.strategy], _HEADER_LABEL_WIDTH)
-    lines += entry("recipe", recipe(spec.precision), _HEADER_LABEL_WIDTH)
+    lines += entry("recipe", recipe(spec), _HEADER_LABEL_WIDTH)
     if options := _options(spec):
         lines += entry("options", options, _HEADER_LABEL_WIDTH)
     sequences = f"{spec.batch:,} sequence{'s' * (spec.batch > 1)}"
@@ -74,13 +81,17 @@ def header(trace: Trace) -> list[str]:
     return [*lines, "", *_units(spec)]
 
 
-def recipe(precision: Precision) -> str:
+def recipe(spec: RunSpec) -> str:
     """`bf16-mixed: 2 param + 2 grad + 4 master + 8 Adam = 16 bytes/param`."""
-    parts = [f"{precision.param.itemsize} param", f"{precision.grad.itemsize} grad"]
-    if precision.master:
-        parts.append(f"{precision.master.itemsize} master")
-    parts.append(f"{2 * precision.moments.itemsize} Adam")
-    return f"{precision.value}: {' + '.join(parts)} = {precision.bytes_per_param} bytes/param"
+    dtypes = spec.recipe
+    parts = [f"{dtypes.param.itemsize} param", f"{dtypes.grad.itemsize} grad"]
+    if dtypes.master:
+        parts.append(f"{dtypes.master.itemsize} master")
+    if dtypes.num_moments:
+        name = "Adam" if dtypes.num_moments == 2 else "momentum"
+        parts.append(f"{dtypes.num_moments * dtypes.moments.itemsize} {name}")
+    scales = " and a scale a block" if dtypes.moments is DType.INT8 else ""
+    return f"{spec.precision.value}: {' + '.join(parts)} = {dtypes.bytes_per_param} bytes/param{scales}"
 
 
 def _options(spec: RunSpec) -> str:
@@ -92,6 +103,17 @@ def _options(spec: RunSpec) -> str:
         options.append(f"prefetch {spec.prefetch}")
     if spec.async_reduce:
         options.append("async reduce")
+    if spec.optimizer is not Optimizer.ADAMW:
+        options.append(spec.optimizer.value)
+    if spec.grad_dtype:
+        options.append(f"gradients {spec.grad_dtype.value}")
+    if spec.checkpointing:
+        options.append(f"checkpointing {spec.checkpointing}")
+    if spec.offload is not Offload.NONE:
+        options.append(f"offload {spec.offload.value}")
+    if spec.accumulation > 1:
+        sync = {None: "", True: " without sync", False: " with sync"}[spec.no_sync]
+        options.append(f"{spec.accumulation} micro-batches{sync}")
     return ", ".join(options)
 
 
@@ -117,20 +139,6 @@ def rank_groups(trace: Trace) -> tuple[RankGroup, ...]:
             seen[identity] = (*held, tuple(peak.by_category.items()), rank.wire())
         groups.setdefault(seen[identity], []).append(rank)
     return tuple(RankGroup(tuple(rank.rank for rank in ranks), ranks[0]) for ranks in groups.values())
-
-
-def columns(rows: Iterable[Sequence[str]], min_width: int = 13) -> list[str]:
-    """Align cells: the first to the left, the others to the right, each at least two spaces from its neighbour."""
-    cells = [list(row) for row in rows]
-    widths = [max(len(cell) for cell in column) for column in zip(*cells, strict=True)]
-    label_width = max(widths[0], _LABEL_WIDTH)
-    widths = [max(width + 2, min_width) for width in widths[1:]]
-    lines = []
-    for label, *figures in cells:
-        line = label.ljust(label_width)
-        line += "".join(figure.rjust(width) for figure, width in zip(figures, widths, strict=True))
-        lines.append(line.rstrip())
-    return lines
 
 
 def _padding_lines(trace: Trace) -> list[str]:
@@ -221,8 +229,3 @@ def _runs(units: Sequence[Unit]) -> list[list[Unit]]:
     if len(units) <= MAX_UNIT_LINES:
         return [[unit] for unit in units]
     return [list(run) for _, run in groupby(units, lambda unit: unit.numel)]
-
-
-def entry(label: str, text: str, label_width: int = _LABEL_WIDTH) -> list[str]:
-    first, *rest = wrap(text, WIDTH - label_width)
-    return [label.ljust(label_width) + first, *(" " * label_width + line for line in rest)]

@@ -10,10 +10,10 @@ from typing import Any
 
 from zeroviz.budget import MAX_COUNT, MAX_RANKS, Answer, Row
 from zeroviz.capacities import RESERVE_COVERS, Capacity
+from zeroviz.columns import WIDTH, entry
 from zeroviz.models import Family
 from zeroviz.quantity import format_binary_nbytes, format_decimal_nbytes
 from zeroviz.spec import RunSpec
-from zeroviz.tables import WIDTH, entry
 
 BUDGET_SCHEMA = "zeroviz.budget/1"
 
@@ -118,7 +118,7 @@ def _header(rows: Sequence[Row], capacity: Capacity, reserve_nbytes: int) -> lis
 
 def _overlap(rows: Sequence[Row]) -> list[str]:
     prefetch = max(row.spec.prefetch for row in rows)
-    overlap = [f"prefetch {prefetch} (ZeRO-3)"] if prefetch else []
+    overlap = [f"prefetch {prefetch} (ZeRO-3, SHARD_GRAD_OP)"] if prefetch else []
     return [*overlap, "async reduce"] if rows[0].spec.async_reduce else overlap
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from textwrap import wrap
 
+from zeroviz.columns import WIDTH, columns, entry
 from zeroviz.compare import AllocatorRow, Comparison, MemoryRow, Moment, WireRow, compare, place_text
 from zeroviz.quantity import format_decimal_nbytes
-from zeroviz.tables import WIDTH, columns, entry, header, rank_groups, rank_label
+from zeroviz.tables import header, rank_groups, rank_label
+from zeroviz.tables_step import step_table
 from zeroviz.trace import RankTrace, Trace
 
 MAX_LOSS_RANKS = 8
@@ -25,6 +27,7 @@ def render_live(predicted: Trace, measured: Trace) -> str:
         lines += ["", *_held(f"AT REST, {every}", comparison.of_rank(rank, Moment.REST))]
         lines += ["", *_held(f"AT THE PEAK, {every}", comparison.of_rank(rank, Moment.PEAK))]
         lines += _when(predicted.ranks[rank], group.first)
+        lines += ["", *step_table(every, predicted.ranks[rank], group.first)]
         lines += ["", *_wire(f"ON THE WIRE, {every}", [row for row in comparison.wire if row.rank == rank])]
     lines += [*_allocator(comparison, measured), *_losses(measured), *_step_time(measured), *_environment(measured)]
     for note in measured.notes:

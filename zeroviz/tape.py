@@ -9,14 +9,17 @@ at a sum than one that is not, (n, hidden) at a residual connection.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 from zeroviz.ledger import Ledger
 from zeroviz.models import ModelShape
-from zeroviz.spec import Precision
+from zeroviz.spec import Recipe
 from zeroviz.trace import Category
 
 FP32_NBYTES = 4
+NUMBER_NBYTES = 8  # a Python number becomes a tensor of fp64 or int64 before an operator takes it
 Change = tuple[Category, int]
 
 
@@ -25,7 +28,7 @@ class Sizes:
     """What fixes every size. watched: whether the step runs under a TorchDispatchMode, see [Note: sums]."""
 
     model: ModelShape
-    precision: Precision
+    recipe: Recipe
     batch: int
     seq: int
     watched: bool
@@ -36,7 +39,7 @@ class Sizes:
 
     @property
     def itemsize(self) -> int:
-        return self.precision.param.itemsize
+        return self.recipe.param.itemsize
 
     @property
     def is_narrow(self) -> bool:
@@ -54,27 +57,51 @@ class Place:
 
     first, last: its input or its output crosses the segment's border, and so the caller holds it.
     tied: embedding and head of a tied model are both in the segment.
+    dropped: its output ends a recomputed region, where nobody takes it.
     """
 
     first: bool
     last: bool
     tied: bool
+    dropped: bool = False
 
 
 class Tape(Ledger):
-    """The ledger of one sublayer. views: gradients that share their memory with a base, see [Note: sums]."""
+    """The ledger of one sublayer. views: gradients that share their memory with a base, see [Note: sums].
 
-    def __init__(self) -> None:
+    keeps: whether autograd builds a graph. Without one, as in the forward of a checkpointed region, what backward would
+    need is temporary as well and lives as long as the code that made it holds it.
+    """
+
+    def __init__(self, *, keeps: bool = True) -> None:
         super().__init__()
         self.views: set[str] = set()
+        self.keeps = keeps
 
     def save(self, key: str, nbytes: int) -> None:
         """Allocate something that backward needs."""
-        self.alloc(key, nbytes, Category.ACTIVATION)
+        self.alloc(key, nbytes, Category.ACTIVATION if self.keeps else Category.TEMPORARY)
+
+    def let_go(self, *keys: str) -> None:
+        """The code that made these holds them no longer; without a graph they are freed."""
+        if not self.keeps:
+            self.free(*keys)
 
     def make(self, key: str, nbytes: int) -> None:
         """Allocate something that is freed within the same pass."""
         self.alloc(key, nbytes, Category.TEMPORARY)
+
+    @contextmanager
+    def scratch(self, *nbytes: int) -> Iterator[None]:
+        """What an operator borrows while the block inside happens: taken in this order, given back in reverse."""
+        for position, part in enumerate(nbytes):
+            self.alloc(("scratch", position), part, Category.KERNEL_SCRATCH)
+        yield
+        self.free(*(("scratch", position) for position in reversed(range(len(nbytes)))))
+
+    def number(self, itemsize: int) -> AbstractContextManager[None]:
+        """A Python number beside a tensor of `itemsize`: a tensor of 8 bytes, and of it one in the tensor's dtype."""
+        return self.scratch(NUMBER_NBYTES, itemsize)
 
     def take(self) -> tuple[Change, ...]:
         """What happened since the last call."""

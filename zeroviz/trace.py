@@ -9,16 +9,24 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from itertools import accumulate
 from math import isfinite, nan
 from typing import Any, NamedTuple
 
-from zeroviz.collectives import CollectiveOp, ring_sent_nbytes
+from zeroviz.category import CATEGORY_ORDER as CATEGORY_ORDER
+from zeroviz.category import DEVICE_CATEGORIES as DEVICE_CATEGORIES
+from zeroviz.category import Category as Category
+from zeroviz.collectives import CollectiveOp
+from zeroviz.device_lines import DeviceLines
 from zeroviz.errors import TraceError
+from zeroviz.link import Direction, Transfer
 from zeroviz.recall import recall
 from zeroviz.spec import RunSpec
+from zeroviz.wire import Collective as Collective
+from zeroviz.wire import WireTotal as WireTotal
+from zeroviz.wire import sum_by_op
 
 TRACE_SCHEMA = "zeroviz.trace/1"
 REPORT_SCHEMA = "zeroviz.report/1"
@@ -33,39 +41,6 @@ class Origin(Enum):
     RECORDED = "recorded"
 
 
-class Category(Enum):
-    """What bytes are for. The docstring says when they come and go, and what they cost."""
-
-    SHARDED_PARAM = "SHARDED_PARAM"
-    """The owned 1/N of the parameters (ZeRO-3). Always held."""
-    UNSHARDED_PARAM = "UNSHARDED_PARAM"
-    """Whole parameters. Always held where they are replicated; under ZeRO-3 one unit from unshard to reshard."""
-    SHARDED_GRAD = "SHARDED_GRAD"
-    """The owned 1/N of the gradient (ZeRO-2, ZeRO-3). Always held; rewritten by each reduce-scatter."""
-    UNSHARDED_GRAD = "UNSHARDED_GRAD"
-    """Whole gradients. Always held under DDP and ZeRO-1; else one unit from its backward to its reduction."""
-    MASTER_PARAM = "MASTER_PARAM"
-    """fp32 copy of the owned parameters for the optimizer, in recipes that have one. Always held."""
-    OPTIMIZER_STATE = "OPTIMIZER_STATE"
-    """Adam's two moments of the owned parameters. Always held from step 1 on."""
-    ACTIVATION = "ACTIVATION"
-    """What autograd saved in forward for backward, unit boundaries included."""
-    ALL_GATHER_BUFFER = "ALL_GATHER_BUFFER"
-    """A separate buffer an all-gather fills. Our own implementation gathers in place and needs none."""
-    REDUCE_SCATTER_BUFFER = "REDUCE_SCATTER_BUFFER"
-    """A separate buffer a reduce-scatter reads. Our own implementation reduces in place and needs none."""
-    BUCKET = "BUCKET"
-    """Gradient buckets beside the gradients (torch DDP without gradient_as_bucket_view)."""
-    TEMPORARY = "TEMPORARY"
-    """Alive within one op of the schedule: results on their way, fresh gradients, optimizer scratch."""
-    INPUT = "INPUT"
-    """Tokens and targets, and rotary tables. Held from the start of the step to the end of backward."""
-
-
-# The order of stacking and of tables: what is always held first.
-CATEGORY_ORDER = tuple(Category)
-
-
 class Event(NamedTuple):
     """A change of what a rank holds: `delta_nbytes` of `category`, positive when allocated, negative when freed.
 
@@ -77,25 +52,6 @@ class Event(NamedTuple):
     unit: str
     category: Category
     delta_nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Collective:
-    """One collective call as a rank made it, in a group of `num_ranks`.
-
-    payload_nbytes: the whole array's, padding included. sent_nbytes: what a ring makes this rank send of it.
-    """
-
-    op: CollectiveOp
-    dtype: str
-    num_ranks: int
-    payload_nbytes: int
-    phase: str
-    unit: str
-
-    @property
-    def sent_nbytes(self) -> int:
-        return ring_sent_nbytes(self.op, self.payload_nbytes, self.num_ranks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +70,23 @@ class AllocatorReading:
     """The allocator's own figures for the step, whatever our bookkeeping says.
 
     rest_nbytes: live bytes just before the metered step. peak_nbytes: the largest live total inside it.
+    num_events: how many events the allocator gave; 0 where it gives none, and then nothing below was read.
+    num_hidden_frees: frees without an event (the backend's threads make them), rebuilt from the running total.
+    unattributed_nbytes: sum of the jumps of the running total that no event and no block explains; see
+        `Category.UNATTRIBUTED`.
+    num_late, late_ns: how often and how long the step waited for the backend to let go of its copies.
+    num_given_up: how many of these waits ended at their bound.
     """
 
     rest_nbytes: int
     peak_nbytes: int
     source: str
+    num_events: int = 0
+    num_hidden_frees: int = 0
+    unattributed_nbytes: int = 0
+    num_late: int = 0
+    late_ns: int = 0
+    num_given_up: int = 0
 
 
 @dataclass(frozen=True)
@@ -126,64 +94,80 @@ class RankTrace:
     """One rank's step. `rest` is what it holds between steps by category, padding included; `events` start from it.
 
     padding_nbytes: how much of `rest` is padding. step_counter_nbytes: the optimizer's step counters, one scalar a
-    unit, named apart because no published formula counts them. step_time_ns: duration of each step of a live run.
+    unit, named apart because no published formula counts them. transfers: what offloading moves over the link between
+    device and host. device_lines: what a GPU holds beside the step. step_time_ns: duration of each step of a live run.
     """
 
     rank: int
     rest: Mapping[Category, int]
     events: tuple[Event, ...] = ()
     collectives: tuple[Collective, ...] = ()
+    transfers: tuple[Transfer, ...] = ()
     padding_nbytes: int = 0
     step_counter_nbytes: int = 0
     allocator: AllocatorReading | None = None
+    device_lines: DeviceLines | None = None
     losses: tuple[float, ...] = ()
     step_time_ns: tuple[int, ...] = ()
 
     @property
     def at_rest(self) -> dict[Category, int]:
-        return _nonzero(self.rest)
+        """What the device holds between steps."""
+        return {category: nbytes for category, nbytes in _nonzero(self.rest).items() if category.on_device}
+
+    @property
+    def at_rest_on_host(self) -> dict[Category, int]:
+        """What is offloaded to the host between steps."""
+        return {category: nbytes for category, nbytes in _nonzero(self.rest).items() if category.on_host}
 
     @property
     def rest_nbytes(self) -> int:
-        return sum(self.rest.values())
+        """On the device."""
+        return sum(self.at_rest.values())
 
     @property
     def sent_nbytes(self) -> int:
         return sum(total.sent_nbytes for total in self.wire())
 
     def peak(self) -> Peak:
-        """The first moment at which the sum is largest; at rest when the step allocates nothing."""
+        """The first moment at which the device holds most, whatever kernels and backend borrow; at rest when the step
+        allocates nothing. This is the figure "as on NCCL"."""
         return recall("peak", (self.events, self.rest), lambda: _find_peak(self))
+
+    def machine_peak(self) -> Peak:
+        """The first moment at which the sum over all categories is largest: device, host, kernels' scratch and the
+        backend's copies. The step counters are in its total and in no category. This is the figure "as here": what
+        the allocator of a rank on CPU sees."""
+        made_of = (self.events, self.rest)
+        return recall(f"machine peak, {self.step_counter_nbytes}", made_of, lambda: _find_machine_peak(self))
 
     def wire(self) -> tuple[WireTotal, ...]:
         """Collectives summed by (op, dtype); the ring figure is taken of the sum, so it is rounded once."""
-        return recall("wire", (self.collectives,), lambda: _sum_by_op(self.collectives))
+        return recall("wire", (self.collectives,), lambda: sum_by_op(self.collectives))
 
-    def check(self) -> None:
-        """Raise TraceError unless no category ever goes negative and the step ends where it began."""
+    def leftover(self) -> dict[Category, int]:
+        """What the step's end holds beyond its beginning, by category: empty for a step that ends at rest."""
+        live: Counter[Category] = Counter(self.rest)
+        for event in self.events:
+            live[event.category] += event.delta_nbytes
+        return _difference(live, self.rest)
+
+    def check(self, *, may_leak: bool = False) -> None:
+        """Raise TraceError unless no category ever goes negative and the step ends where it began.
+
+        may_leak: a measured step may hold more (or less) at its end; `zeroviz.compare` then names it.
+        """
         live: Counter[Category] = Counter(self.rest)
         for position, event in enumerate(self.events):
             live[event.category] += event.delta_nbytes
-            if live[event.category] < 0:
+            if live[event.category] < 0 and event.category is not Category.UNATTRIBUTED:
                 raise TraceError(
                     f"Rank {self.rank}, event {position} ({event.phase}, {event.op}, {event.unit}): "
                     f"{event.category.value} falls to {live[event.category]} bytes; more was freed than allocated."
                 )
-        if _nonzero(live) != self.at_rest:
-            raise TraceError(
-                f"Rank {self.rank}: the step does not end at rest; left over {_difference(live, self.rest)}."
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class WireTotal:
-    """All collectives of one op and dtype of a step: count, whole-array payload, and ring bytes this rank sends."""
-
-    op: CollectiveOp
-    dtype: str
-    count: int
-    payload_nbytes: int
-    sent_nbytes: int
+        left = _difference(live, self.rest)
+        if left and not may_leak:
+            raise TraceError(f"Rank {self.rank}: the step does not end at rest; left over {_named(left)}.")
 
 
 @dataclass(frozen=True)
@@ -197,11 +181,14 @@ class Trace:
     notes: tuple[str, ...] = field(default=())
 
     def check(self) -> None:
-        """Raise TraceError unless ranks are 0..N-1 and each rank's step checks."""
+        """Raise TraceError unless ranks are 0..N-1 and each rank's step checks.
+
+        What a measured step leaks is a finding and no nonsense: `zeroviz.compare` shows it.
+        """
         if [rank.rank for rank in self.ranks] != list(range(self.spec.ranks)):
             raise TraceError(f"A trace of {self.spec.ranks} ranks holds ranks {[rank.rank for rank in self.ranks]}.")
         for rank in self.ranks:
-            rank.check()
+            rank.check(may_leak=self.origin in (Origin.LIVE, Origin.RECORDED))
 
     def report(self) -> dict[str, Any]:
         """The `zeroviz.report/1` dictionary: what `--json` prints."""
@@ -251,10 +238,15 @@ class Trace:
 
 
 def merge(
-    origin: Origin, spec: RunSpec, ranks: Iterable[RankTrace], environment: Mapping[str, Any] | None = None
+    origin: Origin,
+    spec: RunSpec,
+    ranks: Iterable[RankTrace],
+    environment: Mapping[str, Any] | None = None,
+    notes: Iterable[str] = (),
 ) -> Trace:
-    """One trace from the ranks' parts, in rank order and checked."""
-    trace = Trace(origin, spec, tuple(sorted(ranks, key=lambda rank: rank.rank)), environment)
+    """One trace from the ranks' parts, in rank order and checked; a note that several ranks make stands once."""
+    notes = tuple(dict.fromkeys(notes))
+    trace = Trace(origin, spec, tuple(sorted(ranks, key=lambda rank: rank.rank)), environment, notes)
     trace.check()
     return trace
 
@@ -268,11 +260,11 @@ def rank_to_dict(rank: RankTrace) -> dict[str, Any]:
         "collectives": [
             [c.op.value, c.dtype, c.num_ranks, c.payload_nbytes, c.phase, c.unit] for c in rank.collectives
         ],
+        "transfers": [[t.direction.value, t.dtype, t.nbytes, t.phase, t.unit] for t in rank.transfers],
         "padding_nbytes": rank.padding_nbytes,
         "step_counter_nbytes": rank.step_counter_nbytes,
-        "allocator": None
-        if rank.allocator is None
-        else [rank.allocator.rest_nbytes, rank.allocator.peak_nbytes, rank.allocator.source],
+        "allocator": None if rank.allocator is None else asdict(rank.allocator),
+        "device_lines": None if rank.device_lines is None else rank.device_lines.to_dict(),
         "losses": _json_numbers(rank.losses),
         "step_time_ns": list(rank.step_time_ns),
     }
@@ -288,31 +280,48 @@ def rank_from_dict(data: Mapping[str, Any]) -> RankTrace:
             Collective(CollectiveOp(op), dtype, int(n), int(payload), phase, unit)
             for op, dtype, n, payload, phase, unit in data["collectives"]
         ),
+        transfers=tuple(
+            Transfer(Direction(direction), dtype, int(nbytes), phase, unit)
+            for direction, dtype, nbytes, phase, unit in data["transfers"]
+        ),
         padding_nbytes=int(data["padding_nbytes"]),
         step_counter_nbytes=int(data["step_counter_nbytes"]),
-        allocator=AllocatorReading(*data["allocator"]) if data["allocator"] else None,
+        allocator=_reading_from(data["allocator"]),
+        device_lines=DeviceLines.from_dict(lines) if (lines := data.get("device_lines")) else None,
         losses=tuple(nan if loss is None else loss for loss in data["losses"]),
         step_time_ns=tuple(data["step_time_ns"]),
     )
 
 
+def _reading_from(data: Any) -> AllocatorReading | None:
+    """A reading as `rank_to_dict` gave it, or as older files hold it: [rest, peak, source]."""
+    if not data:
+        return None
+    return AllocatorReading(*data) if isinstance(data, list) else AllocatorReading(**data)
+
+
+def _peak_report(peak: Peak) -> dict[str, Any]:
+    return {
+        "total": peak.total,
+        "phase": peak.phase,
+        "op": peak.op,
+        "unit": peak.unit,
+        "by_category": _named(peak.by_category),
+    }
+
+
 def _rank_report(rank: RankTrace) -> dict[str, Any]:
-    peak = rank.peak()
     return {
         "rank": rank.rank,
         "at_rest": {
             "by_category": _named(rank.at_rest),
             "total": rank.rest_nbytes,
+            "on_host": _named(rank.at_rest_on_host),
             "padding_nbytes": rank.padding_nbytes,
             "step_counter_nbytes": rank.step_counter_nbytes,
         },
-        "peak": {
-            "total": peak.total,
-            "phase": peak.phase,
-            "op": peak.op,
-            "unit": peak.unit,
-            "by_category": _named(peak.by_category),
-        },
+        "peak": _peak_report(rank.peak()),
+        "machine_peak": _peak_report(rank.machine_peak()),
         "wire": {
             "sent_nbytes": rank.sent_nbytes,
             "collectives": [
@@ -326,13 +335,12 @@ def _rank_report(rank: RankTrace) -> dict[str, Any]:
                 for total in rank.wire()
             ],
         },
-        "allocator": None
-        if rank.allocator is None
-        else {
-            "rest_nbytes": rank.allocator.rest_nbytes,
-            "peak_nbytes": rank.allocator.peak_nbytes,
-            "source": rank.allocator.source,
+        "link": {
+            direction.value: sum(t.nbytes for t in rank.transfers if t.direction is direction)
+            for direction in Direction
         },
+        "allocator": None if rank.allocator is None else asdict(rank.allocator),
+        "device_lines": None if rank.device_lines is None else rank.device_lines.to_dict(),
         "losses": _json_numbers(rank.losses),
         "step_time_ns": list(rank.step_time_ns),
     }
@@ -343,23 +351,25 @@ def _json_numbers(values: Iterable[float]) -> list[float | None]:
     return [value if isfinite(value) else None for value in values]
 
 
-def _sum_by_op(collectives: tuple[Collective, ...]) -> tuple[WireTotal, ...]:
-    groups: dict[tuple[CollectiveOp, str, int], list[int]] = {}
-    for call in collectives:
-        groups.setdefault((call.op, call.dtype, call.num_ranks), []).append(call.payload_nbytes)
-    return tuple(
-        WireTotal(op, dtype, len(payloads), sum(payloads), ring_sent_nbytes(op, sum(payloads), num_ranks))
-        for (op, dtype, num_ranks), payloads in groups.items()
-    )
-
-
 def _find_peak(rank: RankTrace) -> Peak:
-    totals = list(accumulate((event.delta_nbytes for event in rank.events), initial=rank.rest_nbytes))
+    return _peak_at(rank, [e.delta_nbytes if e.category.on_device else 0 for e in rank.events], rank.at_rest)
+
+
+def _find_machine_peak(rank: RankTrace) -> Peak:
+    held = _nonzero(rank.rest)
+    found = _peak_at(rank, [event.delta_nbytes for event in rank.events], held, everything=True)
+    return replace(found, total=found.total + rank.step_counter_nbytes)
+
+
+def _peak_at(rank: RankTrace, deltas: list[int], rest: Mapping[Category, int], *, everything: bool = False) -> Peak:
+    """The first moment at which `deltas`, one an event, sum to their most; what is held there, on the device or all."""
+    totals = list(accumulate(deltas, initial=sum(rest.values())))
     best = max(totals)
     num_events = totals.index(best)  # up to the first such moment; 0 is at rest
-    live: Counter[Category] = Counter(rank.rest)
+    live: Counter[Category] = Counter(rest)
     for event in rank.events[:num_events]:
-        live[event.category] += event.delta_nbytes
+        if everything or event.category.on_device:
+            live[event.category] += event.delta_nbytes
     last = rank.events[num_events - 1] if num_events else None
     where = (last.phase, last.op, last.unit) if last else ("at rest", "", "")
     return Peak(best, *where, _nonzero(live))
@@ -373,6 +383,5 @@ def _named(counts: Mapping[Category, int]) -> dict[str, int]:
     return {category.value: nbytes for category, nbytes in counts.items()}
 
 
-def _difference(left: Mapping[Category, int], right: Mapping[Category, int]) -> dict[str, int]:
-    names = {*left, *right}
-    return {c.value: left.get(c, 0) - right.get(c, 0) for c in names if left.get(c, 0) != right.get(c, 0)}
+def _difference(left: Mapping[Category, int], right: Mapping[Category, int]) -> dict[Category, int]:
+    return _nonzero({category: left.get(category, 0) - right.get(category, 0) for category in {*left, *right}})

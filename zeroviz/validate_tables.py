@@ -99,7 +99,7 @@ def megatron_optimizer() -> Group:
         start, stop = shard_bounds(unit, spec, rank)
         what = f"{numel} elements, {ranks} ranks: rank {rank} owns"
         rows.append(Row(id=what, what=what, expected=owned, got=f"[{start}:{stop}]", by="partition.shard_bounds"))
-    grad_numel = Fraction(rest_by_category(spec)[Category.UNSHARDED_GRAD], spec.precision.grad.itemsize)
+    grad_numel = Fraction(rest_by_category(spec)[Category.UNSHARDED_GRAD], spec.recipe.grad.itemsize)
     rows.append(
         Row(
             id="gradient buffer",

@@ -13,15 +13,14 @@ from torch import nn
 
 from cluster.collectives import Collectives, Handle
 from cluster.dtypes import TORCH_DTYPE
+from cluster.link import HOST, Link
 from cluster.meter import Meter
 from cluster.model import SublayerModule, initial_value
 from cluster.own.buffer import FlatBuffer
+from zeroviz.memory import rest_places
 from zeroviz.partition import Unit, buffer_numel, shard_bounds
 from zeroviz.spec import RunSpec
 from zeroviz.trace import Category
-
-LEARNING_RATE = 1e-3
-WEIGHT_DECAY = 0.01
 
 
 class DDPUnit:
@@ -32,19 +31,24 @@ class DDPUnit:
     grads_held = True
     """Whether the full gradient buffer is always there."""
 
-    def __init__(self, spec: RunSpec, unit: Unit, comm: Collectives, meter: Meter, device: torch.device) -> None:
-        self.spec, self.unit, self.comm, self.meter, self.device = spec, unit, comm, meter, device
-        recipe = spec.precision
+    def __init__(
+        self, spec: RunSpec, unit: Unit, comm: Collectives, link: Link, meter: Meter, device: torch.device
+    ) -> None:
+        self.spec, self.unit, self.comm, self.link, self.meter, self.device = spec, unit, comm, link, meter, device
+        self.places = rest_places(spec)
+        recipe = spec.recipe
         self.param_dtype, self.grad_dtype = TORCH_DTYPE[recipe.param], TORCH_DTYPE[recipe.grad]
         self.start, self.stop = shard_bounds(unit, spec, comm.rank)
         numel = buffer_numel(unit, spec)
         self.param = FlatBuffer(numel, self.param_dtype, device, meter, Category.UNSHARDED_PARAM)
         self.grad = FlatBuffer(numel, self.grad_dtype, device, meter, Category.UNSHARDED_GRAD)
+        # Where the optimizer works, and where shards of their own are kept.
+        self.optimizer_device = HOST if spec.offload.moves_optimizer else device
         self.param_shard = self.make_param_shard()
         self.grad_shard = self.make_grad_shard()
         self.master = (
-            torch.zeros(self.stop - self.start, dtype=TORCH_DTYPE[recipe.master], device=device)
-            if recipe.master
+            torch.zeros(self.stop - self.start, dtype=TORCH_DTYPE[recipe.update], device=self.optimizer_device)
+            if self.places.master
             else None
         )
         self.parameters = dict(self._make_parameters())
@@ -53,11 +57,7 @@ class DDPUnit:
             self.param.release()
         if not self.grads_held:
             self.grad.release()
-        # The optimizer sees one flat tensor: AdamW works element by element, so shards need no shapes. The plain loop
-        # rounds every element alike; the fused kernel rounds a tensor's last few elements apart, so that its result
-        # depends on where a shard is cut.
         self.owned = nn.Parameter(self.param_shard if self.master is None else self.master)
-        self.optimizer = torch.optim.AdamW([self.owned], lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY, foreach=False)
         self._pending: Handle | None = None
 
     # What a stage owns. DDP's shard is the whole buffer.
@@ -84,13 +84,26 @@ class DDPUnit:
         self.wait()
         self.grad_shard.div_(self.comm.num_ranks)
 
-    def optimizer_step(self) -> None:
-        """AdamW on the owned elements. A master takes a gradient of its dtype, and is cast into the parameters."""
-        self.owned.grad = self.grad_shard.to(self.owned.dtype)
-        self.optimizer.step()
-        self.owned.grad = None
-        if self.master is not None:
+    def give_grad(self) -> None:
+        """Hand the owned gradient to the optimizer, where it works and in the dtype it works in."""
+        grad = self.grad_shard
+        if grad.device != self.optimizer_device or self.crosses_link:
+            grad = self.link.down(grad, self.unit.name)
+        self.owned.grad = grad.to(self.owned.dtype)
+
+    def take_update(self) -> None:
+        """Bring the updated elements back into the parameters, if the optimizer worked on a copy of them."""
+        if self.master is None:
+            return
+        if self.crosses_link:
+            self.link.up_into(self.param_shard, self.master.to(self.param_dtype), self.unit.name)
+        else:
             self.param_shard.copy_(self.master)
+
+    @property
+    def crosses_link(self) -> bool:
+        """Whether gradient and parameters are on the other side than the optimizer."""
+        return self.spec.offload.moves_optimizer and not self.spec.offload.moves_params
 
     def wait(self) -> None:
         """Wait for the unit's collective under way, if there is one."""
@@ -107,21 +120,14 @@ class DDPUnit:
                 module.install(name, self.parameters[name])
 
     def held_tensors(self) -> Iterator[tuple[torch.Tensor, Category]]:
-        """Everything this unit holds between steps, each with its category; views of one storage may repeat."""
+        """Everything this unit holds between steps but the moments, each with its category; views of one storage may
+        repeat."""
         yield self.param.tensor, Category.UNSHARDED_PARAM
         yield self.grad.tensor, Category.UNSHARDED_GRAD
-        yield self.param_shard, Category.SHARDED_PARAM
-        yield self.grad_shard, Category.SHARDED_GRAD
-        if self.master is not None:
-            yield self.master, Category.MASTER_PARAM
-        for name, value in self.optimizer.state[self.owned].items():
-            if name != "step":
-                yield value, Category.OPTIMIZER_STATE
-
-    def step_counter(self) -> torch.Tensor | None:
-        """torch.optim's scalar step counter; None before the first step."""
-        counter: torch.Tensor | None = self.optimizer.state[self.owned].get("step")
-        return counter
+        yield self.param_shard, self.places.param
+        yield self.grad_shard, self.places.grad
+        if self.master is not None and self.places.master is not None:
+            yield self.master, self.places.master
 
     def _make_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The module's parameters: views into the flat buffer, with `.grad` preset to views into the gradient's."""

@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from cluster.collectives import Collectives
+from cluster.link import Link
 from cluster.meter import Meter
 from cluster.model import SublayerModule, build_sublayer
 from cluster.own.ddp import DDPUnit
+from cluster.own.optimizer import make_optimizer
 from cluster.own.zero1 import Zero1Unit
 from cluster.own.zero2 import Zero2Unit
 from cluster.own.zero3 import Zero3Unit
 from cluster.text import Batch, load_batch
+from zeroviz.memory import rest_places
 from zeroviz.partition import plan_for
 from zeroviz.schedule import Op, OpKind, schedule
 from zeroviz.spec import RunSpec, Strategy
 from zeroviz.trace import Category
 
+STEP_COUNTER = "step"  # torch's name of it in an optimizer's state
 UNIT_OF = {
     Strategy.DDP: DDPUnit,
     Strategy.ZERO1: Zero1Unit,
     Strategy.ZERO2: Zero2Unit,
     Strategy.ZERO3: Zero3Unit,
+    Strategy.SHARD_GRAD_OP: Zero3Unit,
 }
 
 
@@ -34,37 +40,46 @@ class Executor:
     [Note: segments] Each segment runs on a detached input, so its graph ends at the segment's border. What is kept for
     backward is the pair (input, edge of the output): the edge, not the output, because the next segment's input shares
     the output's memory already and an output kept here would live one phase longer than needed.
+
+    [Note: checkpointing] A checkpointed region runs in forward without a graph and keeps its first input; in backward
+    it runs once more, segment by segment and with graphs, and then its segments' backward follows. No random numbers
+    are drawn in this model, so the second run gives the first one's values.
     """
 
     def __init__(self, spec: RunSpec, comm: Collectives, meter: Meter, device: torch.device) -> None:
         self.spec, self.comm, self.meter, self.device = spec, comm, meter, device
         self.plan = plan_for(spec)
         self.ops = schedule(spec)
-        self.units = [UNIT_OF[spec.strategy](spec, unit, comm, meter, device) for unit in self.plan.units]
+        self.link = Link(meter)
+        self.units = [UNIT_OF[spec.strategy](spec, unit, comm, self.link, meter, device) for unit in self.plan.units]
+        # One optimizer for all units, or one each.
+        groups = [self.units] if spec.optimizer.steps_together else [[unit] for unit in self.units]
+        self.optimizers = [make_optimizer(spec.optimizer, [unit.owned for unit in group]) for group in groups]
         self.modules: list[list[SublayerModule]] = []
         for segment in self.plan.segments:
             modules = [build_sublayer(sublayer, spec.model) for sublayer in segment.sublayers]
             self.units[segment.unit].install(modules)
             self.modules.append(modules)
-        self.num_steps = 0
+        self.num_batches = 0
         self._batch: Batch | None = None
         self._saved: dict[int, tuple[torch.Tensor | None, GradientEdge]] = {}
+        self._region_inputs: dict[int, torch.Tensor] = {}
         self._activation: torch.Tensor | None = None
         self._grad: torch.Tensor | None = None
 
     @torch.no_grad()
     def step(self) -> float:
-        """One training step; returns this rank's loss, the mean over its tokens."""
+        """One training step; returns this rank's loss, the mean over its tokens and micro-batches."""
         loss = 0.0
         for op in self.ops:
             name = "" if op.unit is None else self.plan.units[op.unit].name
             self.comm.at(op.phase.value, name)
+            self.link.at(op.phase.value, name)
             with self.meter.op(op.phase.value, op.kind.value, name):
                 self._execute(op)
             if op.kind is OpKind.FORWARD and op.segment == len(self.plan.segments) - 1:
                 assert self._activation is not None
-                loss = self._activation.item()
-        self.num_steps += 1
+                loss += self._activation.item() / self.spec.accumulation
         return loss
 
     def _execute(self, op: Op) -> None:
@@ -76,31 +91,68 @@ class Executor:
                 self._batch = None
             case OpKind.FORWARD:
                 assert op.segment is not None
-                self._forward(op.segment)
+                if self.plan.segments[op.segment].region is None:
+                    self._forward(op.segment)
+                else:
+                    self._forward_without_graph(op.segment)
+            case OpKind.RECOMPUTE:
+                assert op.segment is not None
+                self._recompute(op.segment)
             case OpKind.BACKWARD:
                 assert op.segment is not None
                 self._backward(op.segment)
+            case OpKind.OPTIMIZER_STEP | OpKind.HOST_STEP:
+                with self.meter.on_host() if op.kind is OpKind.HOST_STEP else nullcontext():
+                    self._update(self.units if unit is None else [unit], self.optimizers[op.unit or 0])
             case _:
                 assert unit is not None
                 _UNIT_ACTION[op.kind](unit)
 
     def _load_batch(self) -> None:
-        self._batch = load_batch(self.spec, self.comm.rank, self.num_steps, self.device)
+        self._batch = load_batch(self.spec, self.comm.rank, self.num_batches, self.device)
+        self.num_batches += 1
         for tensor in self._batch.tensors():
             self.meter.tag(tensor, Category.INPUT)
 
     def _forward(self, segment: int) -> None:
         """Run the segment on its detached input and keep the pair for backward."""
-        assert self._batch is not None
         entry = None if self._activation is None else self._activation.detach().requires_grad_()
         self._activation = None
+        self._activation = self._run_with_graph(segment, entry)
+
+    def _run_with_graph(self, segment: int, entry: torch.Tensor | None) -> torch.Tensor:
+        """The segment's output, detached; the pair for its backward is kept."""
         with torch.enable_grad():
-            output = entry
-            for module in self.modules[segment]:
-                output = module(output, self._batch)
-        assert output is not None
+            output = self._run(segment, entry)
         self._saved[segment] = (entry, get_gradient_edge(output))
-        self._activation = output.detach()
+        return output.detach()
+
+    def _run(self, segment: int, x: torch.Tensor | None) -> torch.Tensor:
+        assert self._batch is not None
+        for module in self.modules[segment]:
+            x = module(x, self._batch)
+        assert x is not None
+        return x
+
+    def _forward_without_graph(self, segment: int) -> None:
+        """A checkpointed segment: of its region only the input is kept. [Note: checkpointing]"""
+        entry, self._activation = self._activation, None
+        assert entry is not None
+        place = self.plan.segments[segment]
+        if place.starts_region:
+            assert place.region is not None
+            self._region_inputs[place.region] = entry
+        self._activation = self._run(segment, entry)
+
+    def _recompute(self, segment: int) -> None:
+        """Run a checkpointed segment once more, now with a graph; at the region's end nobody takes the output."""
+        place = self.plan.segments[segment]
+        assert place.region is not None
+        entry = self._region_inputs.pop(place.region) if place.starts_region else self._activation
+        self._activation = None
+        assert entry is not None
+        output = self._run_with_graph(segment, entry.detach().requires_grad_())
+        self._activation = None if place.ends_region else output
 
     def _backward(self, segment: int) -> None:
         """Run backward from the stored pair; parameter gradients add up in the units' flat buffers."""
@@ -109,21 +161,39 @@ class Executor:
         if grad is None:  # the last segment: d loss / d loss
             assert self._activation is not None
             grad = torch.ones_like(self._activation)
+            if self.spec.accumulation > 1:
+                grad /= self.spec.accumulation
             self._activation = None
         torch.autograd.backward(edge, grad)
         self._grad = None if entry is None else entry.grad
 
+    def _update(self, units: list[DDPUnit], optimizer: torch.optim.Optimizer) -> None:
+        """Update the owned elements of `units`, which are all that `optimizer` knows."""
+        for unit in units:
+            unit.give_grad()
+        optimizer.step()
+        for unit in units:
+            unit.owned.grad = None
+        for unit in units:
+            unit.take_update()
+
     def held_tensors(self) -> Iterator[tuple[torch.Tensor, Category]]:
-        """Everything the rank holds between steps, by unit."""
+        """Everything the rank holds between steps: by unit, then the moments."""
         for unit in self.units:
             yield from unit.held_tensors()
+        for name, value in self._optimizer_state():
+            if name != STEP_COUNTER:
+                yield value, rest_places(self.spec).moments
 
     def step_counters(self) -> Iterator[torch.Tensor]:
         """The optimizer's step counters, which no category counts."""
-        for unit in self.units:
-            counter = unit.step_counter()
-            if counter is not None:
-                yield counter
+        return (value for name, value in self._optimizer_state() if name == STEP_COUNTER)
+
+    def _optimizer_state(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """(name, tensor) of all that torch's optimizers keep; nothing before the first step."""
+        for optimizer in self.optimizers:
+            for state in optimizer.state.values():
+                yield from ((name, value) for name, value in state.items() if value is not None)
 
 
 _UNIT_ACTION = {
@@ -133,7 +203,6 @@ _UNIT_ACTION = {
     OpKind.PREPARE_GRAD: lambda unit: unit.prepare_grad(),
     OpKind.REDUCE_GRAD: lambda unit: unit.reduce_grad(),
     OpKind.WAIT_REDUCE: lambda unit: unit.wait_reduce(),
-    OpKind.OPTIMIZER_STEP: lambda unit: unit.optimizer_step(),
     OpKind.SYNC_PARAM: lambda unit: unit.sync_param(),
     OpKind.WAIT_SYNC: lambda unit: unit.wait_sync(),
 }

@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -183,7 +184,7 @@ def test_the_table_says_what_it_must(capsys: pytest.CaptureFixture[str]) -> None
 def test_many_units_are_folded(capsys: pytest.CaptureFixture[str]) -> None:
     text = zeroviz(capsys, "predict", "--model", "llama3-8b", "--precision", "bf16-mixed")
     assert "32 x block 0 .. block 31  218,112,000" in text
-    assert len(text.splitlines()) < 45
+    assert len(text.splitlines()) < 55
 
 
 def test_gb_and_gib_stand_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
@@ -207,6 +208,23 @@ def test_figure_file(suffix: str, start: bytes, tmp_path: Path, capsys: pytest.C
     file = tmp_path / f"picture{suffix}"
     zeroviz(capsys, "predict", "--figure", str(file))
     assert file.read_bytes().startswith(start)
+
+
+@pytest.mark.parametrize(("suffix", "start"), [(".svg", b"<?xml"), (".PNG", b"\x89PNG"), (".pdf", b"%PDF")])
+def test_timeline_file(suffix: str, start: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / f"step{suffix}"
+    zeroviz(capsys, "predict", "--strategy", "zero2", "--ranks", "3", "--timeline", str(file))
+    assert file.read_bytes().startswith(start)
+
+
+def test_the_table_has_the_step_phase_by_phase(capsys: pytest.CaptureFixture[str]) -> None:
+    text = zeroviz(capsys, "predict", "--ranks", "4")
+    part = text.partition("THE STEP, each rank")[2].partition("ON THE WIRE")[0]
+    peak = predict(RunSpec(model=PRESETS["tiny"], ranks=4)).ranks[0].peak()
+    cells = [re.split(r" {2,}", line[2:]) for line in part.splitlines()[1:] if line.strip()]
+    rows = {label: figures[0] for label, *figures in cells if figures}
+    assert rows["backward"] == rows[f"{peak.op} {peak.unit}"] == f"{peak.total:,}"
+    assert {"forward", "optimizer"} <= set(rows)
 
 
 # ---- refusals ----
@@ -247,6 +265,9 @@ def test_figure_file(suffix: str, start: bytes, tmp_path: Path, capsys: pytest.C
         (("predict", "--figure", "picture.gif"), ("'picture.gif'", ".svg, .png, .pdf")),
         (("predict", "--figure", "picture"), ("'picture'",)),
         (("predict", "--figure", "no/such/folder/a.svg"), ("cannot be written", "No such file")),
+        (("predict", "--timeline", "step.gif"), ("--timeline is 'step.gif'", ".svg, .png, .pdf")),
+        (("run", "--timeline", "no/such/folder/a.svg"), ("--timeline", "cannot be written")),
+        (("predict", "--timeline", "a.svg", "--figure", "./a.svg"), ("both", "--figure", "--timeline")),
         (("predict", "--trace", "/"), ("cannot be written", "Is a directory")),
         (("run", "--params", "7e9"), ("no layers to run", "zeroviz predict")),
         (("run", "--steps", "1"), ("steps is 1",)),

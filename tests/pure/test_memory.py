@@ -10,7 +10,7 @@ import pytest
 from zeroviz.memory import largest_window, rest_by_category, rest_padding_nbytes, step_counter_nbytes
 from zeroviz.models import PRESETS, bare
 from zeroviz.predict import predict
-from zeroviz.spec import Precision, RunSpec, Strategy, UnitPolicy
+from zeroviz.spec import Checkpointing, DType, Optimizer, Precision, RunSpec, Strategy, UnitPolicy
 from zeroviz.trace import Category
 
 GB = 10**9
@@ -89,6 +89,7 @@ def test_padding_is_the_difference_to_the_unpadded_model() -> None:
             Strategy.ZERO1: (p + g) * ranks + k,
             Strategy.ZERO2: p * ranks + g + k,
             Strategy.ZERO3: p + g + k,
+            Strategy.SHARD_GRAD_OP: p + g + k,
         }[strategy]
         assert held == copies * spec.model.num_params
 
@@ -106,6 +107,12 @@ SETTINGS: list[dict[str, Any]] = [
     {"strategy": Strategy.ZERO3},
     {"strategy": Strategy.ZERO3, "prefetch": 1},
     {"strategy": Strategy.ZERO3, "prefetch": 2, "async_reduce": True},
+    {"strategy": Strategy.SHARD_GRAD_OP},
+    {"strategy": Strategy.ZERO3, "checkpointing": Checkpointing(2), "prefetch": 1},
+    {"strategy": Strategy.ZERO3, "accumulation": 2, "no_sync": True},
+    {"strategy": Strategy.ZERO2, "accumulation": 3, "optimizer": Optimizer.ADAMW_FOREACH},
+    {"strategy": Strategy.ZERO1, "grad_dtype": DType.BF16, "optimizer": Optimizer.SGD_MOMENTUM},
+    {"strategy": Strategy.DDP, "optimizer": Optimizer.ADAMW_8BIT, "checkpointing": Checkpointing(1)},
 ]
 
 
@@ -120,7 +127,7 @@ def states_peak_of_the_walk(spec: RunSpec) -> int:
         compute = event.category in (Category.ACTIVATION, Category.INPUT) or (
             event.category is Category.TEMPORARY and event.phase != "optimizer"
         )
-        if not compute:
+        if not compute and event.category.on_device:
             total += event.delta_nbytes
             best = max(best, total)
     return best

@@ -13,10 +13,20 @@ import pytest
 from zeroviz import outline as outline_module
 from zeroviz import peak as peak_module
 from zeroviz.models import PRESETS, ModelShape, bare
-from zeroviz.outline import outline
+from zeroviz.outline import Order, outline
 from zeroviz.peak import floor_of, moments_of, peak_of
 from zeroviz.predict import predict
-from zeroviz.spec import Precision, RunSpec, Strategy, UnitKind, UnitPolicy
+from zeroviz.spec import (
+    Checkpointing,
+    DType,
+    Offload,
+    Optimizer,
+    Precision,
+    RunSpec,
+    Strategy,
+    UnitKind,
+    UnitPolicy,
+)
 
 TINY, TINY_LLAMA = PRESETS["tiny"], PRESETS["tiny-llama"]
 # Both families, tied and untied; one block, where first and last are the same, and enough blocks to jump over some.
@@ -86,6 +96,8 @@ def random_specs(seed: int, count: int) -> Iterator[RunSpec]:
         kind = draw.choice(list(UnitKind))
         most = {UnitKind.BLOCK: model.layers, UnitKind.NUMEL: model.num_params}.get(kind, 1)
         strategy = draw.choice(list(Strategy))
+        optimizer = draw.choice(list(Optimizer))
+        accumulation = draw.choice((1, 1, 2, 3, 5))
         yield RunSpec(
             model=model,
             strategy=strategy,
@@ -94,12 +106,25 @@ def random_specs(seed: int, count: int) -> Iterator[RunSpec]:
             ranks=draw.randint(1, 20),
             batch=draw.choice((1, 2, 50)),
             seq=draw.randint(1, 64),
-            prefetch=draw.randint(0, 4) if strategy is Strategy.ZERO3 else 0,
+            prefetch=draw.randint(0, 4) if strategy.shards_param else 0,
             async_reduce=draw.random() < 0.5,
+            optimizer=optimizer,
+            grad_dtype=draw.choice((None, DType.FP32, DType.BF16)),
+            checkpointing=Checkpointing(draw.choice((0, 1, draw.randint(1, model.layers)))),
+            offload=draw.choice(offloads(strategy, optimizer)),
+            accumulation=accumulation,
+            no_sync=draw.choice((None, True)) if accumulation > 1 else None,
         )
 
 
-@pytest.mark.parametrize("seed", range(6))
+def offloads(strategy: Strategy, optimizer: Optimizer) -> list[Offload]:
+    """What can be offloaded."""
+    if optimizer is Optimizer.ADAMW_8BIT:
+        return [Offload.NONE]
+    return list(Offload) if strategy.shards_param else [Offload.NONE, Offload.OPTIMIZER]
+
+
+@pytest.mark.parametrize("seed", range(10))
 def test_peak_is_the_walks_for_any_proportions(seed: int) -> None:
     for spec in random_specs(seed, 80):
         assert_same(spec)
@@ -158,7 +183,8 @@ def test_of_equal_moments_the_first_is_the_peak() -> None:
 def test_runs_tile_the_step_and_repeat(unit: str) -> None:
     for layers, prefetch in itertools.product((1, 2, 3, 4, 30), (0, 2)):
         policy = UnitPolicy.parse("block" if unit == "block:2" and layers < 2 else unit)
-        step = outline(replace(TINY, layers=layers), policy, Strategy.ZERO3, prefetch, True)
+        spec = RunSpec(model=replace(TINY, layers=layers), unit=policy, prefetch=prefetch, async_reduce=True)
+        step = outline(Order.of(spec))
         position = 0
         for run in step.runs:
             assert run.start == position
@@ -174,7 +200,8 @@ def test_more_blocks_make_runs_longer_not_more(unit: str) -> None:
     """Why a model of 80 layers takes no longer than one of 10 once its outline is known."""
     shapes = []
     for layers in (10, 80):
-        step = outline(replace(TINY_LLAMA, layers=layers), UnitPolicy.parse(unit), Strategy.ZERO3, 1, True)
+        model = replace(TINY_LLAMA, layers=layers)
+        step = outline(Order.of(RunSpec(model=model, unit=UnitPolicy.parse(unit), prefetch=1, async_reduce=True)))
         shapes.append([(run.period, run.count > 1) for run in step.runs])
     assert shapes[0] == shapes[1]
 
@@ -203,7 +230,8 @@ def test_few_moments_can_be_the_peak() -> None:
     ):
         spec = RunSpec(model=model, strategy=strategy, precision=precision, unit=UnitPolicy.parse(unit))
         assert 1 <= len(moments_of(spec).candidates) <= 24
-    assert len(predict(RunSpec(model=PRESETS["llama3-70b"])).ranks[0].events) == 16_560
+    events = predict(RunSpec(model=PRESETS["llama3-70b"])).ranks[0].events
+    assert sum(event.category.on_device for event in events) == 16_560
 
 
 def test_floor_is_below_the_peak_and_never_rises() -> None:

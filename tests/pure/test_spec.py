@@ -74,7 +74,7 @@ def test_a_count_where_none_belongs_is_refused() -> None:
         ({"unit": UnitPolicy(UnitKind.NUMEL, 10**9)}, "has only 133,106 parameters"),
         ({"model": bare(100)}, "a bare parameter count has no blocks or layers"),
         ({"zero1_form": Zero1Form.ALL_REDUCE}, "it can be set for zero1 only"),
-        ({"strategy": Strategy.DDP, "prefetch": 1}, "it can be set for zero3 only"),
+        ({"strategy": Strategy.DDP, "prefetch": 1}, "it can be set for zero3 and shard_grad_op only"),
     ],
 )
 def test_refusals_name_the_value_and_what_is_allowed(changes: dict[str, Any], message: str) -> None:

@@ -43,7 +43,7 @@ def _summary(comparison: Comparison, earlier: bool) -> str:
     Where the allocator's own figure differs, that stands beside it: "to the byte" is said of the categories alone.
     """
     lines = ["Of the run before, because the last one did not end:"] if earlier else []
-    for moment in Moment:
+    for moment in (Moment.REST, Moment.PEAK):
         rows = [row for row in comparison.memory if row.moment is moment]
         num_ranks = len(comparison.totals(moment))
         worst = max(rows, key=lambda row: abs(row.difference))

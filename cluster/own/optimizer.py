@@ -1,0 +1,41 @@
+"""torch's optimizers, as the step uses them: each sees flat tensors, one a unit, and nothing of their shapes.
+
+AdamW and SGD work element by element, so shards need no shapes. The plain loop rounds every element alike; the fused
+kernel rounds a tensor's last few elements apart, so that its result depends on where a shard is cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import nn
+
+from zeroviz.errors import SpecError
+from zeroviz.spec import Optimizer
+
+LEARNING_RATE = 1e-3
+WEIGHT_DECAY = 0.01
+SGD_LEARNING_RATE = 0.1
+MOMENTUM = 0.9
+
+_adamw = partial(torch.optim.AdamW, lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
+_sgd = partial(torch.optim.SGD, lr=SGD_LEARNING_RATE, foreach=False)
+_MAKE: dict[Optimizer, Callable[..., torch.optim.Optimizer]] = {
+    Optimizer.ADAMW: partial(_adamw, foreach=False),
+    Optimizer.ADAMW_FOREACH: partial(_adamw, foreach=True),
+    Optimizer.ADAMW_FUSED: partial(_adamw, fused=True),
+    Optimizer.SGD_MOMENTUM: partial(_sgd, momentum=MOMENTUM),
+    Optimizer.SGD: _sgd,
+}
+
+
+def make_optimizer(kind: Optimizer, owned: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+    """An optimizer of `owned`. Raises SpecError for one that is arithmetic only."""
+    if not kind.runs:
+        raise SpecError(
+            f"optimizer is {kind.value!r}, which is worked out and not run: its kernels are not part of torch. "
+            "Use `zeroviz predict`, or optimizer adamw."
+        )
+    return _MAKE[kind](list(owned))

@@ -1,0 +1,41 @@
+"""Settling: in a metered step, wait until the backend's threads have let go of what they copied.
+
+gloo's worker thread drops its last reference to a copy up to a millisecond after the wait for its result is over. The
+copy would then stand beside whatever the next op allocates, in some steps and not in others. A metered step waits that
+out, says how often and how long, and never longer than a bound. An unmetered step does not wait.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+BOUND_NS = 50_000_000
+# Short against the fraction of a millisecond that the backend's thread takes, and it lets that thread run.
+_PAUSE_S = 0.00002
+
+
+class Settling:
+    """Waits for the live bytes that `counter` reads to come down. num_given_up: of num_late, how many hit the bound."""
+
+    def __init__(self, counter: Callable[[], int]) -> None:
+        self.counter = counter
+        self.num_late = 0
+        self.late_ns = 0
+        self.num_given_up = 0
+
+    def down_to(self, nbytes: int) -> int | None:
+        """Wait until no more than `nbytes` are live. The reading that said so, or None after `BOUND_NS`."""
+        live = self.counter()
+        if live <= nbytes:
+            return live
+        start = time.perf_counter_ns()
+        while live > nbytes and time.perf_counter_ns() - start < BOUND_NS:
+            time.sleep(_PAUSE_S)
+            live = self.counter()
+        self.num_late += 1
+        self.late_ns += time.perf_counter_ns() - start
+        if live > nbytes:
+            self.num_given_up += 1
+            return None
+        return live

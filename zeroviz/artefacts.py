@@ -1,0 +1,90 @@
+"""What the machine borrows beside a step's own tensors, outside the model's kernels (`zeroviz.kernels` has those).
+
+Nothing here is part of what the step holds on other machines: KERNEL_SCRATCH and BACKEND_COPY are left out of
+`RankTrace.peak` and are part of `RankTrace.machine_peak`. Sizes and order were read off torch 2.13 on CPU with gloo;
+tests compare them with the allocator's own events.
+
+[Note: gloo's copies] An all-gather makes its whole output twice, one after the other: once in the caller's thread, to
+see what it would look like, and once in gloo's, to receive. A reduce-scatter clones its whole input and reduces the
+clone. An all-reduce works in place. gloo's ring buffers lie outside torch's allocator: `ring_scratch_nbytes`.
+
+[Note: numbers] A Python number beside a tensor becomes a tensor of 8 bytes, and of that one in the other's dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+
+from zeroviz.collectives import CollectiveOp
+from zeroviz.ledger import Ledger
+from zeroviz.precision import DType, Optimizer
+from zeroviz.tape import NUMBER_NBYTES, Change
+from zeroviz.trace import Category
+
+# gloo sends in pieces of at most this (gloo/allreduce.cc), whatever the message.
+RING_SCRATCH_NBYTES = 2 * 2**20
+
+
+def start_copies(ledger: Ledger, op: CollectiveOp, nbytes: int, key: Hashable) -> None:
+    """gloo's copies as a collective of `nbytes` starts; what lives until its wait has `key`. See [Note: gloo's copies].
+
+    One rank sends nothing, so nothing is called.
+    """
+    match op:
+        case CollectiveOp.ALL_GATHER:
+            for whose in ("the caller's", "gloo's"):
+                ledger.alloc((whose, key), nbytes, Category.BACKEND_COPY)
+                ledger.free((whose, key))
+        case CollectiveOp.REDUCE_SCATTER:
+            ledger.alloc(("clone", key), nbytes, Category.BACKEND_COPY)
+
+
+def end_copies(ledger: Ledger, key: Hashable) -> None:
+    """The wait is over: gloo lets the clone go."""
+    if ledger.holds(("clone", key)):
+        ledger.free(("clone", key))
+
+
+def ring_scratch_nbytes(op: CollectiveOp, nbytes: int, num_ranks: int) -> int:
+    """What gloo takes from the heap, and not from torch, to pass a message of `nbytes` around a ring of ranks."""
+    reduces = op in (CollectiveOp.ALL_REDUCE, CollectiveOp.REDUCE_SCATTER)
+    return min(-(-nbytes // num_ranks), RING_SCRATCH_NBYTES) if reduces and num_ranks > 1 else 0
+
+
+def number(itemsize: int) -> tuple[Change, ...]:
+    """A Python number beside a tensor of `itemsize`, taken and given back. See [Note: numbers]."""
+    taken = ((Category.KERNEL_SCRATCH, NUMBER_NBYTES), (Category.KERNEL_SCRATCH, itemsize))
+    return (*taken, *((category, -nbytes) for category, nbytes in reversed(taken)))
+
+
+def update(optimizer: Optimizer, numels: Sequence[int], moments: DType, temporary: Category) -> Iterator[Change]:
+    """What torch's optimizer allocates and frees when it updates tensors of `numels` elements, and what it borrows.
+
+    temporary: the category of its temporaries, the device's or the host's. Tensors and moments have one dtype.
+    """
+    rows = [numel * moments.itemsize for numel in numels]
+    beside_a_tensor = number(moments.itemsize)
+    beside_the_counter = number(DType.FP32.itemsize)
+    match optimizer:
+        case Optimizer.ADAMW:
+            for row in rows:
+                yield from (*beside_the_counter, *2 * beside_a_tensor)  # step, weight decay, second moment
+                yield temporary, row  # sqrt(v)
+                taken, given_back = beside_a_tensor[:2], beside_a_tensor[2:]
+                yield from (*taken, (temporary, row), *given_back)  # the denominator
+                yield temporary, -row
+                yield from beside_a_tensor  # plus epsilon
+                yield temporary, -row
+        case Optimizer.ADAMW_FOREACH:
+            one = DType.FP32.itemsize  # what is added to the counters, a tensor
+            yield from ((temporary, one), (temporary, -one))
+            for _ in ("weight decay", "second moment"):
+                yield from beside_a_tensor * len(rows)
+            yield from ((temporary, row) for row in rows)  # sqrt(v), which becomes the denominator in place
+            for _ in ("divided", "plus epsilon"):
+                yield from beside_a_tensor * len(rows)
+            yield from ((temporary, -row) for row in reversed(rows))
+        case Optimizer.ADAMW_FUSED:
+            yield from beside_the_counter * len(rows)
+        case Optimizer.SGD_MOMENTUM:
+            yield from beside_a_tensor * len(rows)

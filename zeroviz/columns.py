@@ -1,0 +1,28 @@
+"""Columns of text for a terminal of 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from textwrap import wrap
+
+WIDTH = 80
+_LABEL_WIDTH = 24
+
+
+def columns(rows: Iterable[Sequence[str]], min_width: int = 13) -> list[str]:
+    """Align cells: the first to the left, the others to the right, each at least two spaces from its neighbour."""
+    cells = [list(row) for row in rows]
+    widths = [max(len(cell) for cell in column) for column in zip(*cells, strict=True)]
+    label_width = max(widths[0], _LABEL_WIDTH)
+    widths = [max(width + 2, min_width) for width in widths[1:]]
+    lines = []
+    for label, *figures in cells:
+        line = label.ljust(label_width)
+        line += "".join(figure.rjust(width) for figure, width in zip(figures, widths, strict=True))
+        lines.append(line.rstrip())
+    return lines
+
+
+def entry(label: str, text: str, label_width: int = _LABEL_WIDTH) -> list[str]:
+    first, *rest = wrap(text, WIDTH - label_width)
+    return [label.ljust(label_width) + first, *(" " * label_width + line for line in rest)]

@@ -1,0 +1,264 @@
+"""Shapes and words in points, drawn twice: as SVG text for the notebook, in a few milliseconds, and as a matplotlib
+Figure for files. One layout, two pens.
+
+x grows to the right and y downward, in points. Nothing here knows of traces or bytes.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib import font_manager
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Polygon
+
+from zeroviz.errors import ZerovizError
+from zeroviz.style import FONT_POINTS, FONTS, INK, PAPER, RC
+
+FILE_FORMATS = ("svg", "png", "pdf")
+BASELINE = 0.36
+"""How far below its middle a line of text has its baseline, in sizes of its font."""
+HATCH_POINTS = 7.0
+BACKING = 0.88
+_ANCHOR = {"start": "left", "middle": "center", "end": "right"}
+
+Points = Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A closed polygon or, with `fill` None and `is_open`, a line. `tip` is its tooltip, `data` its data attributes."""
+
+    points: Points
+    fill: str | None = None
+    hatch: str | None = None
+    edge: str = INK
+    line: float = 0.0
+    dash: tuple[float, ...] = ()
+    is_open: bool = False
+    tip: str = ""
+    data: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """One line of text, its middle at y. `is_backed`: on paper of its own, so that a hatch does not run through it."""
+
+    x: float
+    y: float
+    text: str
+    points: float = FONT_POINTS
+    is_bold: bool = False
+    anchor: str = "start"
+    color: str = INK
+    is_backed: bool = False
+
+
+class Paper:
+    """A picture under construction; what is put on it later lies above. `height` is set by whoever lays it out."""
+
+    def __init__(self, width: float) -> None:
+        self.width, self.height = width, 0.0
+        self.shapes: list[Shape | Words] = []
+
+    def add(self, shape: Shape | Words) -> None:
+        self.shapes.append(shape)
+
+    def rectangle(
+        self,
+        x: float,
+        y: float,
+        width: float,
+        height: float,
+        fill: str | None = None,
+        hatch: str | None = None,
+        line: float = 0.0,
+        tip: str = "",
+        data: dict[str, str] | None = None,
+    ) -> None:
+        corners = ((x, y), (x + width, y), (x + width, y + height), (x, y + height))
+        self.add(Shape(corners, fill, hatch, line=line, tip=tip, data=data or {}))
+
+    def line(self, points: Points, color: str = INK, width: float = 1.0, dash: tuple[float, ...] = ()) -> None:
+        self.add(Shape(points, edge=color, line=width, dash=dash, is_open=True))
+
+    def text(
+        self,
+        x: float,
+        y: float,
+        text: str,
+        points: float = FONT_POINTS,
+        anchor: str = "start",
+        color: str = INK,
+        is_bold: bool = False,
+        is_backed: bool = False,
+    ) -> None:
+        self.add(Words(x, y, text, points, is_bold, anchor, color, is_backed))
+
+    def wrapped(self, text: str, width: float) -> list[str]:
+        """The text in lines of at most `width` points."""
+        lines = [""]
+        for word in text.split(" "):
+            longer = f"{lines[-1]} {word}".strip()
+            if lines[-1] and text_width(longer) > width:
+                lines.append(word)
+            else:
+                lines[-1] = longer
+        return lines
+
+    def svg(self, name: str, sentence: str) -> str:
+        """One `<svg>` element of class `name`, as wide as its cell; `sentence` is what it says to a screen reader."""
+        hatches = {(s.fill, s.hatch) for s in self.shapes if isinstance(s, Shape) and s.hatch}
+        body = "".join(_pattern(str(fill), str(hatch)) for fill, hatch in sorted(hatches, key=str))
+        body = f"<defs>{body}</defs>" if body else ""
+        body += "".join(_svg_shape(s) if isinstance(s, Shape) else _svg_words(s) for s in self.shapes)
+        return (
+            f'<svg class="zeroviz-drawing {name}" role="img" aria-label="{escape(sentence)}" width="100%" '
+            # A page may cap the height; --points tells it how far it can without the words growing too small.
+            f'style="--points: {self.height:g}" preserveAspectRatio="xMidYMin meet" '
+            f'viewBox="0 0 {self.width:g} {self.height:g}" xmlns="http://www.w3.org/2000/svg" '
+            f'font-family="{", ".join(FONTS)}" font-size="{FONT_POINTS:g}">'
+            f'<rect width="100%" height="100%" fill="{PAPER}"/>{body}</svg>'
+        )
+
+    def figure(self) -> Figure:
+        """The same as a matplotlib Figure, to save or to build on."""
+        with matplotlib.rc_context(RC):
+            figure = Figure(facecolor=PAPER, figsize=(self.width / 72, self.height / 72))
+            axes = figure.add_axes((0, 0, 1, 1))
+            axes.set_axis_off()
+            axes.set_xlim(0, self.width)
+            axes.set_ylim(self.height, 0)
+            for order, shape in enumerate(self.shapes):
+                if isinstance(shape, Words):
+                    back = {"facecolor": PAPER, "alpha": BACKING, "linewidth": 0, "pad": 1.0}
+                    axes.text(
+                        shape.x, shape.y + BASELINE * shape.points, shape.text, fontsize=shape.points, zorder=order,
+                        fontweight="bold" if shape.is_bold else "normal", ha=_ANCHOR[shape.anchor], va="baseline",
+                        color=shape.color, bbox=back if shape.is_backed else None,
+                    )  # fmt: skip
+                elif shape.is_open:
+                    style: Any = (0, shape.dash) if shape.dash else "solid"
+                    xs, ys = zip(*shape.points, strict=True)
+                    axes.add_line(Line2D(xs, ys, color=shape.edge, linewidth=shape.line, linestyle=style, zorder=order))
+                elif shape.fill or shape.line:
+                    axes.add_patch(
+                        Polygon(
+                            shape.points, closed=True, facecolor=shape.fill or "none", edgecolor=shape.edge,
+                            linewidth=shape.line, hatch=shape.hatch, zorder=order,
+                        )
+                    )  # fmt: skip
+            return figure
+
+    def save(self, path: Path, name: str, sentence: str) -> None:
+        """Write a file as .svg, .png or .pdf. The same picture gives the same bytes: no dates, no random ids."""
+        kind = path.suffix.lower().lstrip(".")
+        if kind not in FILE_FORMATS:
+            raise ZerovizError(f"{path.name} ends in {path.suffix!r}; a picture can be saved as .svg, .png or .pdf.")
+        if kind == "svg":
+            path.write_text('<?xml version="1.0" encoding="utf-8"?>\n' + self.svg(name, sentence), encoding="utf-8")
+            return
+        buffer = io.BytesIO()
+        with matplotlib.rc_context(RC):
+            undated = {"CreationDate": None} if kind == "pdf" else {}
+            self.figure().savefig(buffer, format=kind, dpi=200, metadata=undated)
+        path.write_bytes(buffer.getvalue())
+
+
+@lru_cache(maxsize=8192)
+def text_width(text: str, points: float = FONT_POINTS, weight: str = "normal") -> float:
+    """Width of a text in points, from the font's own metrics."""
+    font = font_manager.get_font(_font_path(weight))
+    font.set_size(points, 72)
+    font.set_text(text)
+    return float(font.get_width_height()[0]) / 64
+
+
+@lru_cache(maxsize=2)
+def _font_path(weight: str) -> str:
+    wanted = font_manager.FontProperties(family=FONTS, weight=weight)
+    return str(font_manager.findfont(wanted))
+
+
+def _number(value: float) -> str:
+    """A tenth of a point is less than a pixel's tenth on any screen that a picture is shown on."""
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def _path(points: Points, is_open: bool) -> str:
+    """Level and upright strokes, which are most of all, as H and V."""
+    (x, y), *rest = points
+    steps = [f"M{_number(x)} {_number(y)}"]
+    for across, down in rest:
+        if abs(down - y) < 0.05:
+            steps.append(f"H{_number(across)}")
+        elif abs(across - x) < 0.05:
+            steps.append(f"V{_number(down)}")
+        else:
+            steps.append(f"L{_number(across)} {_number(down)}")
+        x, y = across, down
+    return "".join(steps) + ("" if is_open else "Z")
+
+
+def _svg_shape(shape: Shape) -> str:
+    fill = shape.fill or "none"
+    if shape.hatch:
+        fill = f"url(#{_pattern_id(str(shape.fill), shape.hatch)})"
+    elif shape.tip and shape.fill is None:
+        fill = "transparent"  # or the pointer would not find it
+    stroke = f' stroke="{shape.edge}" stroke-width="{shape.line:g}"' if shape.line else ""
+    dash = f' stroke-dasharray="{" ".join(map(_number, shape.dash))}"' if shape.dash else ""
+    data = "".join(f' data-{name}="{escape(value)}"' for name, value in shape.data.items())
+    path = f'<path d="{_path(shape.points, shape.is_open)}" fill="{fill}"{stroke}{dash}{data}'
+    return f"{path}><title>{escape(shape.tip)}</title></path>" if shape.tip else f"{path}/>"
+
+
+def _svg_words(words: Words) -> str:
+    size = "" if words.points == FONT_POINTS else f' font-size="{words.points:g}"'
+    bold = ' font-weight="bold"' if words.is_bold else ""
+    anchor = "" if words.anchor == "start" else f' text-anchor="{words.anchor}"'
+    text = (
+        f'<text x="{_number(words.x)}" y="{_number(words.y + BASELINE * words.points)}"{size}{bold}{anchor} '
+        f'fill="{words.color}">{escape(words.text)}</text>'
+    )
+    if not words.is_backed:
+        return text
+    width = text_width(words.text, words.points, "bold" if words.is_bold else "normal") + 4
+    left = words.x - {"start": 2.0, "middle": width / 2, "end": width - 2}[words.anchor]
+    return (
+        f'<rect x="{_number(left)}" y="{_number(words.y - words.points * 0.62)}" width="{_number(width)}" '
+        f'height="{_number(words.points * 1.24)}" fill="{PAPER}" fill-opacity="{BACKING}"/>{text}'
+    )
+
+
+def _pattern_id(fill: str, hatch: str) -> str:
+    """The same in every picture of a page, for the same pattern."""
+    return f"zeroviz-{fill.lstrip('#')}-{hatch.encode().hex()}"
+
+
+def _pattern(fill: str, hatch: str) -> str:
+    """A hatch in matplotlib's letters as an SVG pattern; a letter more is a finer one."""
+    side = HATCH_POINTS * 2 / max(1, len(hatch))
+    strokes = {
+        "/": f"M-1 1L1 -1M0 {side:g}L{side:g} 0M{side - 1:g} {side + 1:g}L{side + 1:g} {side - 1:g}",
+        "\\": f"M-1 {side - 1:g}L1 {side + 1:g}M0 0L{side:g} {side:g}M{side - 1:g} -1L{side + 1:g} 1",
+        "|": f"M{side / 2:g} 0V{side:g}",
+        "-": f"M0 {side / 2:g}H{side:g}",
+        ".": f"M{side / 2:g} {side / 2:g}h0.1",
+    }
+    letters = {"x": "/\\", "+": "|-"}.get(hatch[0], hatch[0])
+    lines = "".join(strokes[letter] for letter in letters)
+    round_ends = ' stroke-linecap="round" stroke-width="1.8"' if letters == "." else ' stroke-width="0.7"'
+    return (
+        f'<pattern id="{_pattern_id(fill, hatch)}" width="{side:g}" height="{side:g}" patternUnits="userSpaceOnUse">'
+        f'<rect width="{side:g}" height="{side:g}" fill="{fill}"/><path d="{lines}" stroke="{INK}"{round_ends} '
+        'fill="none"/></pattern>'
+    )

@@ -1,0 +1,67 @@
+"""What a rank keeps of the model states, and whose code runs the step."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Strategy(Enum):
+    """What each rank keeps of the model states. P parameters, N ranks."""
+
+    DDP = "ddp"
+    """Everything whole on every rank; one all-reduce of the gradient."""
+    ZERO1 = "zero1"
+    """Optimizer state (and fp32 master) sharded; parameters and gradients whole."""
+    ZERO2 = "zero2"
+    """Optimizer state and gradients sharded; parameters whole."""
+    ZERO3 = "zero3"
+    """Optimizer state, gradients and parameters sharded; a unit is gathered only while it is used (FULL_SHARD)."""
+    SHARD_GRAD_OP = "shard_grad_op"
+    """Sharded at rest as ZeRO-3; a unit is gathered once, in forward, and kept to the end of its backward (FSDP's
+    SHARD_GRAD_OP, or reshard_after_forward=False). Not the paper's ZeRO-2, whose parameters are never sharded."""
+
+    @property
+    def label(self) -> str:
+        return _LABEL[self.value]
+
+    @property
+    def shards_optimizer(self) -> bool:
+        return self is not Strategy.DDP
+
+    @property
+    def shards_grad(self) -> bool:
+        return self in (Strategy.ZERO2, Strategy.ZERO3, Strategy.SHARD_GRAD_OP)
+
+    @property
+    def shards_param(self) -> bool:
+        return self in (Strategy.ZERO3, Strategy.SHARD_GRAD_OP)
+
+    @property
+    def reshards_after_forward(self) -> bool:
+        """Whether a gathered unit is freed after its forward and gathered again for its backward."""
+        return self is Strategy.ZERO3
+
+
+_LABEL = {
+    "ddp": "DDP",
+    "zero1": "ZeRO-1",
+    "zero2": "ZeRO-2",
+    "zero3": "ZeRO-3",
+    "shard_grad_op": "SHARD_GRAD_OP",
+}
+
+
+class Implementation(Enum):
+    """Whose code runs the step."""
+
+    OWN = "own"
+    """The teaching implementation of this repository (`cluster/own`)."""
+
+
+class Zero1Form(Enum):
+    """How ZeRO-1 brings the gradient to its owner. In elements sent per rank, times (N-1)/N."""
+
+    REDUCE_SCATTER = "reduce-scatter"
+    """Reduce-scatter the gradient, all-gather the parameters: 2P, as much as DDP."""
+    ALL_REDUCE = "all-reduce"
+    """All-reduce the gradient and use one slice of it, all-gather the parameters: 3P, the naive form."""

@@ -1,0 +1,159 @@
+"""One plot of a timeline as data: columns of stacked categories, an axis, and the measured step laid over them."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from zeroviz.axis import Tick, amount, axis_unit, axis_words, ticks
+from zeroviz.category import CATEGORY_ORDER, DEVICE_CATEGORIES, Category
+from zeroviz.course import Course, OpSpan
+
+NUM_TICKS = 6
+
+# From the bottom: what is always there, then what changes slowly, so that an area's edge is its own and not that of a
+# livelier one below it.
+_SLOW_FIRST = (Category.INPUT, Category.ACTIVATION)
+
+Stretch = tuple[int, int, int]
+"""(first moment, end, moment of the most): a column of `zeroviz.course.columns`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A stretch of moments as what is held at its largest one, by the part's categories.
+
+    measured, here: the most that the measured step holds meanwhile, without and with this machine's artefacts.
+    """
+
+    start: int
+    stop: int
+    held: tuple[int, ...]
+    measured: int | None = None
+    here: int | None = None
+
+    @property
+    def total(self) -> int:
+        return sum(self.held)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One plot: the device's bytes or, of a step with offload, the host's. `axis_min` is not 0 where that is said."""
+
+    where: str
+    categories: tuple[Category, ...]
+    columns: tuple[Column, ...]
+    rest_nbytes: int
+    axis_min: int
+    axis_max: int
+    unit: str
+    axis_label: str
+    ticks: tuple[Tick, ...]
+
+    held_at_rest: frozenset[Category]
+
+    def amount(self, nbytes: int) -> str:
+        """Bytes in the plot's unit."""
+        return amount(nbytes, self.unit)
+
+    @property
+    def most(self) -> int:
+        """The largest sum drawn as areas."""
+        return max(column.total for column in self.columns)
+
+    @property
+    def is_measured(self) -> bool:
+        return any(column.measured is not None for column in self.columns)
+
+    @property
+    def has_artefacts(self) -> bool:
+        """Whether this machine held anything beside the step's own bytes."""
+        return any(column.here != column.measured for column in self.columns)
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """A measured course and where on the drawn axis each of its moments lies."""
+
+    course: Course
+    places: Sequence[int]
+
+    @classmethod
+    def of(cls, course: Course, pairs: Sequence[tuple[OpSpan, OpSpan]]) -> Overlay:
+        """`pairs`: the drawn ops beside this course's. An op's moments share its stretch; those of an op that only
+        this course has lie on the moment before it."""
+        places = [0] * len(course.device)
+        for ours, theirs in pairs:
+            width = ours.stop - ours.start
+            for moment in range(theirs.start, theirs.stop):
+                share = (moment - theirs.start) * width // (theirs.stop - theirs.start)
+                places[moment] = ours.start + share if width else ours.start - 1
+        return cls(course, places)
+
+    def most(self, series: Sequence[int], stretches: Sequence[Stretch]) -> list[int]:
+        """The most of `series` in each stretch; where it has no moment there, what was held before."""
+        result, done = [], 0
+        for _, high, _ in stretches:
+            stop = bisect_right(self.places, high - 1, lo=done)
+            result.append(max(series[done:stop]) if stop > done else series[max(0, done - 1)])
+            done = stop
+        return result
+
+
+def device_part(course: Course, stretches: Sequence[Stretch], overlay: Overlay | None, *, from_rest: bool) -> Part:
+    """What the device holds. Without an overlay, artefacts are the course's own."""
+    held = course.held([moment for _, _, moment in stretches])
+    if overlay is not None:
+        measured: Sequence[int | None] = overlay.most(overlay.course.device, stretches)
+        here: Sequence[int | None] = overlay.most(overlay.course.here, stretches)
+    else:
+        measured = here = [None] * len(stretches)
+    start = course.device[0] if from_rest else 0
+    return _part("held by the rank", DEVICE_CATEGORIES, course, stretches, held, measured, here, start)
+
+
+def host_part(course: Course, stretches: Sequence[Stretch], overlay: Overlay | None) -> Part | None:
+    """What lies in the host's memory; None where nothing ever does."""
+    if not any(course.host) and (overlay is None or not any(overlay.course.host)):
+        return None
+    host = course.host
+    stretches = [(low, high, max(range(low, high), key=host.__getitem__)) for low, high, _ in stretches]
+    held = course.held([moment for _, _, moment in stretches])
+    line = [None] * len(stretches) if overlay is None else overlay.most(overlay.course.host, stretches)
+    categories = [category for category in CATEGORY_ORDER if category.on_host]
+    return _part("held in the host's memory for the rank", categories, course, stretches, held, line, line, 0)
+
+
+def reaching(part: Part, nbytes: int) -> Part:
+    """The part with an axis up to `nbytes`, if it does not reach there yet."""
+    largest = max(part.axis_max, nbytes)
+    unit, scale = axis_unit(largest)
+    label = axis_words(unit, scale, part.where)
+    if part.axis_min:
+        label += f"; the axis begins at {amount(part.axis_min, unit)}, not at 0"
+    marks = ticks(part.axis_min, largest, scale, NUM_TICKS)
+    return replace(part, axis_max=largest, unit=unit, axis_label=label, ticks=marks)
+
+
+def _part(
+    where: str,
+    kind: Sequence[Category],
+    course: Course,
+    stretches: Sequence[Stretch],
+    held: Sequence[Mapping[Category, int]],
+    measured: Sequence[int | None],
+    here: Sequence[int | None],
+    start: int,
+) -> Part:
+    present = [category for category in kind if any(one[category] for one in held)]
+    order = sorted(present, key=lambda category: (category not in course.rest, category not in _SLOW_FIRST))
+    built = [
+        Column(low, high, tuple(one[category] for category in order), line, dotted)
+        for (low, high, _), one, line, dotted in zip(stretches, held, measured, here, strict=True)
+    ]
+    rest = sum(course.rest.get(category, 0) for category in kind)
+    at_rest = frozenset(category for category in order if category in course.rest)
+    part = Part(where, tuple(order), tuple(built), rest, start, 0, "", "", (), at_rest)
+    return reaching(part, max(max(column.total, column.measured or 0, column.here or 0) for column in built))
