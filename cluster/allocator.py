@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 
 import torch
@@ -24,25 +24,35 @@ _SEARCH_NBYTES = 256
 _PROBE_NBYTES = (12345, 54321)
 
 
-@lru_cache(maxsize=1)
 def cpu_counter() -> Callable[[], int] | None:
     """A function giving torch's live CPU bytes, or None where this torch does not offer the counter.
 
     Call it before the first tensor that is to be counted: blocks born before are unknown to it.
     """
+    return _probe()[0]
+
+
+def cpu_fault() -> str:
+    """Why there is no counter; empty where there is one."""
+    return _probe()[1]
+
+
+@lru_cache(maxsize=1)
+def _probe() -> tuple[Callable[[], int] | None, str]:
+    """The counter, or None and what is wrong."""
     try:
         library = ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libc10.so"))
         ctypes.c_bool.in_dll(library, "FLAGS_caffe2_report_cpu_memory_usage").value = True
         reporter = library._ZN3c1025profiledCPUMemoryReporterEv
-    except (OSError, ValueError, AttributeError):
-        return None
+    except (OSError, ValueError, AttributeError) as error:
+        return None, f"torch {torch.__version__} lacks a symbol: {error}"
     reporter.restype, reporter.argtypes = ctypes.c_void_p, []
     base = reporter()
     for offset in range(0, _SEARCH_NBYTES, 8):
         word = ctypes.c_size_t.from_address(base + offset)
         if _counts(word):
-            return lambda: word.value
-    return None
+            return partial(getattr, word, "value"), ""
+    return None, f"no counter of torch {torch.__version__} follows known allocations to the byte"
 
 
 def _counts(word: ctypes.c_size_t) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 
 from zeroviz.errors import SpecError
+from zeroviz.memory import rest_by_category
 from zeroviz.models import Family
 from zeroviz.partition import plan_for
 from zeroviz.peak import peak_of
@@ -27,11 +28,16 @@ _ADVICE = "Use fewer ranks or a smaller model, or `zeroviz predict`, which compu
 
 
 def check_runnable(spec: RunSpec) -> None:
-    """Raise SpecError for a model of which only a parameter count is known."""
+    """Raise SpecError for what is worked out only: a bare parameter count, an optimizer torch has no kernels of."""
     if spec.model.family is Family.BARE:
         raise SpecError(
             f"A bare count of {spec.model.num_params:,} parameters has no layers to run; name a model, or use "
             "`zeroviz predict`."
+        )
+    if not spec.optimizer.runs:
+        raise SpecError(
+            f"optimizer is {spec.optimizer.value!r}, which is worked out and not run: its kernels are not part of torch. "
+            "Use `zeroviz predict`, or optimizer adamw."
         )
 
 
@@ -48,12 +54,13 @@ def check_engines(num_new: int) -> None:
 def check_capacity(spec: RunSpec, *, num_warm: int) -> None:
     """Raise SpecError unless all ranks of `spec` fit in the host's free memory. `num_warm` engines are there already.
 
-    need = new engines * ENGINE_NBYTES + ranks * (predicted peak + fp32 elements of the largest unit)
+    need = new engines * ENGINE_NBYTES + ranks * (predicted peak + offloaded states + fp32 elements of the largest unit)
     """
     num_new = max(0, spec.ranks - num_warm)
     check_engines(num_new)
     # Ranks differ in padding only, which is inside the total: rank 0's peak stands for all.
-    peak = peak_of(spec).total
+    offloaded = sum(nbytes for category, nbytes in rest_by_category(spec).items() if category.on_host)
+    peak = peak_of(spec).total + offloaded
     largest_unit = max(unit.numel for unit in plan_for(spec).units)
     states = spec.ranks * (peak + INIT_ITEMSIZE * largest_unit)
     need, free = num_new * ENGINE_NBYTES + states, free_nbytes()

@@ -51,6 +51,7 @@ class Chain:
     """The changes of one step, linked. start_nbytes: the allocator's total before them."""
 
     def __init__(self, start_nbytes: int, changes: Iterable[Link]) -> None:
+        self.start_nbytes = start_nbytes
         self.links: list[Link] = []
         self.num_hidden_frees = 0
         self.unattributed_nbytes = 0

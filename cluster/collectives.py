@@ -14,8 +14,9 @@ there is no such figure, and the copies go when gloo lets them go.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -107,7 +108,7 @@ class Collectives:
         if self._group is None:
             return Handle()
         self._record(CollectiveOp.ALL_REDUCE, full)
-        return self._started(lambda: dist.all_reduce(full, group=self._group, async_op=True))
+        return self._started(lambda: dist.all_reduce(full, group=self._group, async_op=True), full)
 
     def all_gather(self, full: torch.Tensor, shard: torch.Tensor) -> Handle:
         """Fill `full` (num_ranks * numel,) with every rank's `shard` (numel,), in rank order."""
@@ -116,34 +117,41 @@ class Collectives:
                 full.copy_(shard)
             return Handle()
         self._record(CollectiveOp.ALL_GATHER, full)
-        return self._started(lambda: _all_gather(full, shard, group=self._group, async_op=True))
+        return self._started(lambda: _all_gather(full, shard, group=self._group, async_op=True), full, shard)
 
-    def reduce_scatter(self, shard: torch.Tensor, full: torch.Tensor) -> Handle:
-        """Sum `full` (num_ranks * numel,) over the ranks and leave this rank's part in `shard` (numel,)."""
+    def reduce_scatter(self, shard: torch.Tensor, full: torch.Tensor, *, average: bool = False) -> Handle:
+        """Sum `full` (num_ranks * numel,) over the ranks and leave this rank's part in `shard` (numel,).
+
+        average: let the backend divide the sum by the number of ranks.
+        """
         if self._group is None:
             if not _in_place(full, shard):
                 shard.copy_(full)
             return Handle()
         self._record(CollectiveOp.REDUCE_SCATTER, full)
-        return self._started(lambda: _reduce_scatter(shard, full, group=self._group, async_op=True))
+        op = dist.ReduceOp.AVG if average else dist.ReduceOp.SUM
+        return self._started(lambda: _reduce_scatter(shard, full, op=op, group=self._group, async_op=True), full, shard)
 
     def barrier(self) -> None:
         """Wait for every rank; not recorded, since it is no part of a step."""
         if self._group is not None:
             dist.barrier(group=self._group)
 
-    def _started(self, call: Callable[[], dist.Work]) -> Handle:
+    def _started(self, call: Callable[[], dist.Work], *tensors: torch.Tensor) -> Handle:
         """Make the call. "At once", see the note, is in the same op or in the next, with no other call under way."""
         settling = self._settling
         if settling is None:
             with _backend():
                 return Handle(call())
         before, began, alone = settling.counter(), self._num_ops, self._num_in_flight == 0
+        num_owners = _num_owners(tensors)
         self._num_in_flight += 1
 
         def after() -> None:
             self._num_in_flight -= 1
             if alone and self._num_in_flight == 0 and self._num_ops <= began + 1:
+                # Its references to what it was given go late as well. Who drops these tensors must see their bytes go.
+                settling.until(lambda: _num_owners(tensors) <= num_owners)
                 live = settling.down_to(before)
                 if live is not None:
                     with record_function(f"{SETTLED_RANGE}{live}"):
@@ -162,3 +170,11 @@ def _in_place(full: torch.Tensor, shard: torch.Tensor) -> bool:
     """Whether a single rank's shard is the full buffer. Told without an address, which fake tensors do not have."""
     same = full.untyped_storage()._cdata == shard.untyped_storage()._cdata
     return same and full.storage_offset() == shard.storage_offset()
+
+
+def _num_owners(tensors: Sequence[torch.Tensor]) -> int:
+    """How many references keep the tensors and their storages."""
+    counted: Sequence[Any] = tensors  # torch's stubs lack _use_count
+    return sum(
+        tensor._use_count() + torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) for tensor in counted
+    )

@@ -50,7 +50,7 @@ class CudaAllocator:
         return Totals.of(self._memory.memory_stats_as_nested_dict(self.device))
 
     def counts(self) -> Counts:
-        """The place in the history that is now. Some 20 microseconds, and no wait for the GPU."""
+        """The place in the history that is now. The GPU is not waited for."""
         allocation = self._memory.memory_stats_as_nested_dict(self.device)["allocation"]["all"]
         return Counts(allocation["allocated"], allocation["freed"])
 
@@ -150,4 +150,5 @@ def _make_and_drop(allocator: CudaAllocator) -> tuple[list[Totals], list[int]]:
 @lru_cache
 def fault_on(index: int) -> str:
     """`history_fault` of a GPU, asked once a process."""
+    torch.cuda.init()  # type: ignore[no-untyped-call]  # before that there are no statistics
     return history_fault(CudaAllocator(torch.device("cuda", index)))

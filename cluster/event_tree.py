@@ -16,7 +16,7 @@ from cluster.chain import Link
 from cluster.collectives import BACKEND_RANGE, SETTLED_RANGE
 from zeroviz.trace import Category
 
-OP_RANGE, TAG_RANGE, HOST_RANGE = "zeroviz::op|", "zeroviz::tag|", "zeroviz::host"
+OP_RANGE, AT_RANGE, TAG_RANGE, HOST_RANGE = "zeroviz::op|", "zeroviz::at|", "zeroviz::tag|", "zeroviz::host"
 
 # Operators made of others: what dies inside them was handed from one operator to the next, as it would be without
 # them. What dies inside any other operator is its scratch.
@@ -96,6 +96,9 @@ def read(roots: Iterable[Any]) -> Reading:
                 phase, op, unit = name[len(OP_RANGE) :].split("|")
                 place = Place(node.id, (phase, op, unit))
                 ops.append((node.start_time_ns, place))
+            elif name.startswith(AT_RANGE):  # what follows has no range around it, and is placed by time
+                phase, op, unit = name[len(AT_RANGE) :].split("|")
+                ops.append((node.start_time_ns, Place(node.id, (phase, op, unit))))
             elif name.startswith(SETTLED_RANGE):
                 total = int(name[len(SETTLED_RANGE) :])
                 links.append(Link(node.start_time_ns, 0, 0, total, node.start_tid, place, is_mark=True))
@@ -103,7 +106,7 @@ def read(roots: Iterable[Any]) -> Reading:
                 place = place._replace(on_host=True)
             elif name == BACKEND_RANGE:
                 by_backend = True
-        elif name.startswith("gloo:"):
+        elif name.startswith(("gloo:", "c10d::")):
             by_backend = True
         if children := node.children:
             stack += [(child, place, by_backend) for child in children]

@@ -31,7 +31,8 @@ class LiveBackend:
         """Run `spec` and return the live trace. SpecError or RunError as `Session.run`; TraceError if a rank's events
         do not add up."""
         done = await self.session.run(spec, on_progress)
-        trace = merge(Origin.LIVE, spec, map(rank_from_dict, done.ranks), environment(done))
+        notes = [note for rank in done.ranks for note in rank["notes"]]
+        trace = merge(Origin.LIVE, spec, map(rank_from_dict, done.ranks), environment(done), notes)
         on_progress(Progress(RunState.DONE, _done_words(done)))
         return trace
 

@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
-from cluster.allocator import cpu_counter
+from cluster.allocator import cpu_counter, cpu_fault
 from cluster.cuda_allocator import CudaAllocator, fault_on
 from cluster.record_cuda import CudaRecorder
 from cluster.record_events import EventRecorder
@@ -55,6 +55,11 @@ class Meter:
         """The block inside is this op of the schedule."""
         return _NOTHING if self._recorder is None else self._recorder.op(phase, op, unit)
 
+    def at(self, phase: str, op: str, unit: str) -> None:
+        """From here to the next call is this op: for code whose hooks are called, and cannot stand around a block."""
+        if self._recorder is not None:
+            self._recorder.at(phase, op, unit)
+
     def on_host(self) -> AbstractContextManager[None]:
         """What the block inside makes and drops is the host's: for work on offloaded states."""
         return _NOTHING if self._recorder is None else self._recorder.on_host()
@@ -85,7 +90,30 @@ def recorder_for(device: torch.device) -> tuple[Recorder, Settling | None]:
         watcher.method = f"{StorageRecorder.method}; not the allocator's history: {fault}"
         return watcher, None
     counter = cpu_counter()
-    return (StorageRecorder(device), None) if counter is None else (EventRecorder(), Settling(counter))
+    if counter is not None:
+        return EventRecorder(), Settling(counter)
+    watcher = StorageRecorder(device)
+    watcher.method = f"{StorageRecorder.method}; not the allocator's events: {cpu_fault()}"
+    return watcher, None
+
+
+def dependence(device: torch.device) -> str:
+    """Which figures of a run on `device` nobody but our own code has read, and why; empty where the allocator says them
+    all."""
+    if device.type == "cuda":
+        if not (fault := fault_on(device.index)):
+            return ""
+        return (
+            f"The history of this GPU's allocator cannot be read ({fault}). The peak and its categories are those of "
+            "the storages our own code watched; only the allocator's totals, beside them, are independent."
+        )
+    if not (fault := cpu_fault()):
+        return ""
+    return (
+        f"torch's CPU allocator cannot be read ({fault}). What is held at rest, the peak and its categories are those "
+        "of the storages our own code watched, and no independent figure confirms them; what this machine's allocator "
+        "gave out is not known."
+    )
 
 
 def held_by_category(held: Iterable[tuple[torch.Tensor, Category]]) -> dict[Category, int]:

@@ -18,12 +18,12 @@ import torch.distributed as dist
 
 from cluster.allocator import cpu_counter, live_nbytes
 from cluster.collectives import Collectives
-from cluster.meter import Meter, held_by_category
+from cluster.meter import Meter, dependence, held_by_category
 from cluster.own.step import Executor
 from zeroviz.errors import SpecError
 from zeroviz.memory import rest_padding_nbytes
 from zeroviz.spec import DType, RunSpec
-from zeroviz.trace import RankTrace, rank_to_dict
+from zeroviz.trace import Category, RankTrace, rank_to_dict
 
 # The counter knows only blocks born after it is switched on, so it is switched on with this module.
 cpu_counter()
@@ -50,7 +50,8 @@ class RankJob:
 def run_rank(job: RankJob) -> dict[str, Any]:
     """Train `job.spec.steps` steps as one rank, metering the last, and return plain data.
 
-    The result is `zeroviz.trace.rank_to_dict` plus `environment`. Raises SpecError when the device lacks the precision.
+    The result is `zeroviz.trace.rank_to_dict` plus `environment` and `notes`, sentences about the figures' sources.
+    Raises SpecError when the device lacks the precision.
     """
     _set_imports_aside()
     device = torch.device(job.device)
@@ -68,6 +69,7 @@ def run_rank(job: RankJob) -> dict[str, Any]:
         "intra_op_threads": torch.get_num_threads(),
         "meter": method,
     }
+    result["notes"] = [note] if (note := dependence(device)) else []
     return result
 
 
@@ -138,6 +140,11 @@ def _train(spec: RunSpec, comm: Collectives, device: torch.device) -> tuple[Rank
     held = chain(executor.held_tensors(), ((counter, None) for counter in executor.step_counters()))
     with meter.recording(held, device) as recording, comm.settled_by(recording.settling):
         step()
+    reading = None if before is None else recording.reading(before)
+    if reading and device.type == "cpu":
+        # On CPU nothing is at rest beside what the executor names, or it is a finding.
+        unknown = reading.rest_nbytes - sum(rest.values()) - step_counter_nbytes
+        rest |= {Category.UNATTRIBUTED: unknown} if unknown else {}
     trace = RankTrace(
         rank=comm.rank,
         rest=rest,
@@ -146,7 +153,7 @@ def _train(spec: RunSpec, comm: Collectives, device: torch.device) -> tuple[Rank
         transfers=tuple(executor.link.transfers),
         padding_nbytes=rest_padding_nbytes(spec, comm.rank),
         step_counter_nbytes=step_counter_nbytes,
-        allocator=None if before is None else recording.reading(before),
+        allocator=reading,
         device_lines=recording.device_lines,
         losses=tuple(losses),
         step_time_ns=tuple(step_time_ns),

@@ -9,6 +9,7 @@ that no category counts, one for each thread and stream.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
@@ -20,6 +21,7 @@ from cluster.cuda_history import label_of, read_history
 from cluster.cuda_log import Counts, CudaLog, Holding, OpMark, SpanMark, TagMark
 from cluster.recording import Held, Recording
 from cluster.settle import Settling
+from zeroviz.errors import RunError
 from zeroviz.trace import Category
 
 # Memory for entries is taken as they come, some 150 bytes each; a step of a 70B model makes tens of thousands.
@@ -38,6 +40,7 @@ class CudaRecorder:
         self._tags: list[TagMark] = []
         self._backend: list[SpanMark] = []
         self._num_on_host = 0
+        self._labels = threading.local()
 
     def settling(self) -> Settling:
         """For collectives over a backend that copies, gloo's."""
@@ -88,14 +91,24 @@ class CudaRecorder:
 
     @contextmanager
     def op(self, phase: str, op: str, unit: str) -> Iterator[None]:
-        where = (phase, op, unit)
-        self._allocator.label(label_of(len(self._ops), where))
+        """Ops may nest; what is made in the inner one is the inner one's."""
         begin = self._allocator.counts()
+        mark = OpMark((phase, op, unit), begin, begin)
+        number, outer = len(self._ops), getattr(self._labels, "current", "")
+        self._ops.append(mark)
+        self._write_label(label_of(number, mark.where))
         try:
             yield
         finally:
-            self._ops.append(OpMark(where, begin, self._allocator.counts()))
-            self._allocator.label("")
+            self._ops[number] = mark._replace(end=self._allocator.counts())
+            self._write_label(outer)
+
+    def at(self, phase: str, op: str, unit: str) -> None:
+        """Raises RunError: on a GPU such steps have not been metered."""
+        raise RunError(
+            "torch's FSDP is metered on CPUs only; use impl own, `zeroviz rehearse`, or hide the GPUs with "
+            "CUDA_VISIBLE_DEVICES=-1."
+        )
 
     def on_host(self) -> AbstractContextManager[None]:
         """The host's memory has another allocator; that the step turned to it is noted."""
@@ -125,6 +138,11 @@ class CudaRecorder:
         recording.num_events = history.num_events
         recording.unattributed_nbytes = history.unattributed_nbytes
         recording.device_lines = history.lines
+
+    def _write_label(self, text: str) -> None:
+        """For what this thread makes from now on; metadata is a thread's, and so is what it was before."""
+        self._labels.current = text
+        self._allocator.label(text)
 
     def _is_ours(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor has a block of this allocator."""

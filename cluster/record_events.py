@@ -16,7 +16,7 @@ from torch.autograd.profiler import profile, record_function
 
 from cluster.chain import Chain, Link
 from cluster.collectives import SETTLED_RANGE
-from cluster.event_tree import HOST_RANGE, OP_RANGE, TAG_RANGE, Place, Tag, read
+from cluster.event_tree import AT_RANGE, HOST_RANGE, OP_RANGE, TAG_RANGE, Place, Tag, read
 from cluster.recording import Held, Recording
 from cluster.settle import Settling
 from zeroviz.schedule import OpKind
@@ -58,6 +58,10 @@ class EventRecorder:
 
     def op(self, phase: str, op: str, unit: str) -> AbstractContextManager[None]:
         return record_function(f"{OP_RANGE}{phase}|{op}|{unit}")
+
+    def at(self, phase: str, op: str, unit: str) -> None:
+        with record_function(f"{AT_RANGE}{phase}|{op}|{unit}"):
+            pass
 
     def on_host(self) -> AbstractContextManager[None]:
         return record_function(HOST_RANGE)

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from cluster.recording import Held, Recording
 from cluster.settle import Settling
+from zeroviz.errors import RunError
 from zeroviz.schedule import OpKind
 from zeroviz.trace import Category, Event
 
@@ -83,6 +84,13 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for key, block in self._born:
             if block.category is None:
                 block.category = left if self._live.get(key) is block else Category.TEMPORARY
+
+    def at(self, phase: str, op: str, unit: str) -> None:
+        """Raises RunError: torch's FSDP frees a storage by resizing it, which passes no operator."""
+        raise RunError(
+            "This torch build lacks the allocator's events, and without them a step of torch's FSDP cannot be metered; "
+            "use impl own, or `zeroviz rehearse`."
+        )
 
     @contextmanager
     def on_host(self) -> Iterator[None]:

@@ -46,7 +46,18 @@ def rehearse(spec, on_progress=lambda p: None):
         held = chain(executor.held_tensors(), ((counter, None) for counter in executor.step_counters()))
         with meter.recording(held, device) as recording:
             executor.step()
-        ranks = [RankTrace(rank=r, rest=rest, events=recording.events, collectives=tuple(comm.calls), transfers=tuple(executor.link.transfers), padding_nbytes=rest_padding_nbytes(spec, r), step_counter_nbytes=counters) for r in range(spec.ranks)]
+        ranks = [
+            RankTrace(
+                rank=r,
+                rest=rest,
+                events=recording.events,
+                collectives=tuple(comm.calls),
+                transfers=tuple(executor.link.transfers),
+                padding_nbytes=rest_padding_nbytes(spec, r),
+                step_counter_nbytes=counters,
+            )
+            for r in range(spec.ranks)
+        ]
     return merge(Origin.REHEARSED, spec, ranks)
 
 

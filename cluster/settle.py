@@ -26,16 +26,25 @@ class Settling:
 
     def down_to(self, nbytes: int) -> int | None:
         """Wait until no more than `nbytes` are live. The reading that said so, or None after `BOUND_NS`."""
-        live = self.counter()
-        if live <= nbytes:
-            return live
-        start = time.perf_counter_ns()
-        while live > nbytes and time.perf_counter_ns() - start < BOUND_NS:
-            time.sleep(_PAUSE_S)
+        live = nbytes
+
+        def is_down() -> bool:
+            nonlocal live
             live = self.counter()
+            return live <= nbytes
+
+        return live if self.until(is_down) else None
+
+    def until(self, is_done: Callable[[], bool]) -> bool:
+        """Wait until `is_done()`; False after `BOUND_NS`."""
+        if is_done():
+            return True
+        start = time.perf_counter_ns()
+        done = False
+        while not done and time.perf_counter_ns() - start < BOUND_NS:
+            time.sleep(_PAUSE_S)
+            done = is_done()
         self.num_late += 1
         self.late_ns += time.perf_counter_ns() - start
-        if live > nbytes:
-            self.num_given_up += 1
-            return None
-        return live
+        self.num_given_up += not done
+        return done

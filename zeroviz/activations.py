@@ -27,82 +27,41 @@ are fp32 there, and RMSNorm is one fused operator that keeps x and rstd alone (f
 
 from __future__ import annotations
 
+from zeroviz.category import Category
 from zeroviz.ledger import Ledger
-from zeroviz.models import SublayerKind
 from zeroviz.partition import Segment
-from zeroviz.spec import RunSpec
 from zeroviz.sublayers import dry_pass, passes, release
-from zeroviz.tape import Change, Place, Sizes
-from zeroviz.trace import Category
+from zeroviz.tape import Sizes
 
 
-def forward(ledger: Ledger, spec: RunSpec, segment: Segment, *, watched: bool = False) -> None:
+def forward(ledger: Ledger, sizes: Sizes, segment: Segment) -> None:
     """Book the segment's forward. What it keeps is ACTIVATION, its output included; what it frees again TEMPORARY.
 
     In a checkpointed region nothing is kept but the region's input; the output goes to the segment after.
-    watched: whether the step runs under a TorchDispatchMode, which changes backward, see [Note: sums] in tape.py.
     """
-    sizes = _sizes(spec, watched)
-    changes: list[Change] = []
-    for kind, place in places(segment):
-        changes += passes(sizes, kind, place)[0] if segment.region is None else dry_pass(sizes, kind, place)
-    ledger.replay([*changes, *after_forward(sizes, segment)])
+    for kind, place in segment.places:
+        if segment.region is None:
+            ledger.replay(passes(sizes, kind, place)[0])
+        else:
+            ledger.replay(dry_pass(sizes, kind, place))
+    if segment.region is not None and not segment.starts_region:  # the caller lets go what the segment before made
+        ledger.replay([(Category.ACTIVATION, -sizes.rows(sizes.model.hidden))])
 
 
-def recompute(ledger: Ledger, spec: RunSpec, segment: Segment, *, watched: bool = False) -> None:
+def recompute(ledger: Ledger, sizes: Sizes, segment: Segment) -> None:
     """Book the forward of a checkpointed segment once more, now with a graph: as `forward` without checkpointing, but
     nobody takes the output of the region's last segment."""
-    sizes = _sizes(spec, watched)
-    changes: list[Change] = []
-    for kind, place in places(segment):
-        changes += passes(sizes, kind, place)[0]
-    ledger.replay([*changes, *after_recompute(sizes, segment)])
+    for kind, place in segment.places:
+        ledger.replay(passes(sizes, kind, place)[0])
+    if segment.ends_region:
+        ledger.replay([(Category.TEMPORARY, -sizes.rows(sizes.model.hidden))])
 
 
-def backward(ledger: Ledger, spec: RunSpec, segment: Segment, *, watched: bool = False) -> None:
+def backward(ledger: Ledger, sizes: Sizes, segment: Segment) -> None:
     """Book the segment's backward. It frees what forward kept, and its input; gradients on their way, the one it
     leaves for the segment before included, are TEMPORARY.
     """
-    sizes = _sizes(spec, watched)
-    changes: list[Change] = []
-    for kind, place in reversed(places(segment)):
-        changes += passes(sizes, kind, place)[1]
-    ledger.replay([*changes, *after_backward(sizes, segment)])
-
-
-def after_forward(sizes: Sizes, segment: Segment) -> tuple[Change, ...]:
-    """What the caller lets go: inside a region, the input that the segment before made."""
-    if segment.region is None or segment.starts_region:
-        return ()
-    return ((Category.ACTIVATION, -sizes.rows(sizes.model.hidden)),)
-
-
-def after_recompute(sizes: Sizes, segment: Segment) -> tuple[Change, ...]:
-    """What the caller lets go: at the end of a region, the output."""
-    return ((Category.TEMPORARY, -sizes.rows(sizes.model.hidden)),) if segment.ends_region else ()
-
-
-def after_backward(sizes: Sizes, segment: Segment) -> tuple[Change, ...]:
-    """What the caller lets go: the segment's input, and the gradient it was given."""
-    kinds = [sublayer.kind for sublayer in segment.sublayers]
-    return () if kinds[0] is SublayerKind.BARE else release(sizes, kinds[0], kinds[-1])
-
-
-def _sizes(spec: RunSpec, watched: bool) -> Sizes:
-    return Sizes(spec.model, spec.recipe, spec.batch, spec.seq, watched)
-
-
-def places(segment: Segment) -> list[tuple[SublayerKind, Place]]:
-    """The segment's sublayers, each with its place in it; none for a bare count."""
-    sublayers = segment.sublayers
-    if sublayers[0].kind is SublayerKind.BARE:
-        return []
-    last = len(sublayers) - 1
-    # A parameter in the segment's first and last sublayer is a tied embedding with the whole model between.
-    tied = last > 0 and not {shape.name for shape in sublayers[0].params}.isdisjoint(
-        shape.name for shape in sublayers[last].params
-    )
-    return [
-        (sublayer.kind, Place(i == 0, i == last, tied, segment.ends_region and i == last))
-        for i, sublayer in enumerate(sublayers)
-    ]
+    for kind, place in reversed(segment.places):
+        ledger.replay(passes(sizes, kind, place)[1])
+    if segment.places:
+        ledger.replay(release(sizes, segment.places[0][0], segment.places[-1][0]))

@@ -16,9 +16,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 
 from zeroviz.collectives import CollectiveOp
+from zeroviz.events import Change
 from zeroviz.ledger import Ledger
 from zeroviz.precision import DType, Optimizer
-from zeroviz.tape import NUMBER_NBYTES, Change
+from zeroviz.tape import NUMBER_NBYTES
 from zeroviz.trace import Category
 
 # gloo sends in pieces of at most this (gloo/allreduce.cc), whatever the message.

@@ -15,6 +15,8 @@ BF16_SCRATCH = (
 MOVED_BY_SCRATCH = "kernel scratch of this machine in bf16 moves the peak"
 OVERLAPPED_COPIES = "beside compute, gloo's copies come and go as its thread gets to them"
 WATCHED_SUMS = "the step was watched by a dispatch mode, under which autograd adds gradients out of place"
+WORKSPACES = "cuBLAS's workspaces, one for each thread and stream, which the categories leave out"
+AWAITING = "blocks already given back that another stream still works on"
 CUDA_KERNELS = "CUDA's kernels keep and borrow other tensors than the CPU's, which the prediction counts"
 
 

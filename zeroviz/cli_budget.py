@@ -56,6 +56,9 @@ def _specs(args: argparse.Namespace) -> list[RunSpec]:
     if args.strategy is not None:
         strategies, form = (base.strategy,), base.zero1_form
     precisions = tuple(Precision) if args.precision is None else (base.precision,)
+    if args.strategy is None:
+        # Where a state cannot lie on the host, or be reduced so, there is no such row; the header says what was asked.
+        strategies = tuple(strategy for strategy in strategies if _can(strategy, base))
     return [
         replace(
             base,
@@ -66,3 +69,10 @@ def _specs(args: argparse.Namespace) -> list[RunSpec]:
         )
         for strategy, precision in product(strategies, precisions)
     ]
+
+
+def _can(strategy: Strategy, base: RunSpec) -> bool:
+    """Whether the strategy can do what was asked of all."""
+    if base.offload.moves_params and not strategy.shards_param:
+        return False
+    return not (base.no_sync is False and strategy is Strategy.ZERO1)

@@ -16,6 +16,7 @@ from enum import Enum
 
 from zeroviz.artefacts import ring_scratch_nbytes
 from zeroviz.causes import (
+    AWAITING,
     BF16_SCRATCH,
     CUDA_KERNELS,
     GLOO_COPIES,
@@ -24,6 +25,7 @@ from zeroviz.causes import (
     OVERLAPPED_COPIES,
     STEP_COUNTERS,
     UNEXPLAINED,
+    WORKSPACES,
     is_unexplained,
 )
 from zeroviz.collectives import CollectiveOp
@@ -230,7 +232,7 @@ def _moment_rows(
 ) -> list[MemoryRow]:
     """The rows of one rank at one moment. ops: its ops that differ."""
     if moment is Moment.REST:
-        here, there = ours.at_rest | ours.at_rest_on_host, theirs.at_rest | theirs.at_rest_on_host
+        here, there = dict(ours.rest), dict(theirs.rest)
         sums, moved = (sum(here.values()), sum(there.values())), ""
     else:
         mine, other = (
@@ -241,7 +243,7 @@ def _moment_rows(
         moved = "" if expected == got else f"the peaks stand at two moments, predicted in {expected}, measured in {got}"
     rows = []
     for category in CATEGORY_ORDER:
-        if category in here or category in there:
+        if here.get(category) or there.get(category):
             predicted, measured = here.get(category, 0), there.get(category, 0)
             cause = ""
             if predicted != measured:
@@ -271,10 +273,10 @@ def _cause(
         # Every op is as predicted or has a name, so the peak differs by no more than these names.
         if known.narrow and category is Category.KERNEL_SCRATCH:
             return BF16_SCRATCH
-        if known.overlaps and (category is Category.BACKEND_COPY or moved):
+        if known.overlaps and (category is Category.BACKEND_COPY or not known.narrow):
             return f"{OVERLAPPED_COPIES}: {moved}" if moved else OVERLAPPED_COPIES
-        if known.narrow and moved:
-            return f"{MOVED_BY_SCRATCH}: {moved}"
+        if known.narrow:
+            return f"{MOVED_BY_SCRATCH}: {moved or 'to another moment of the same op'}"
     return f"{UNEXPLAINED}; {moved}" if moved else UNEXPLAINED
 
 
@@ -300,9 +302,11 @@ def _allocator_row(theirs: RankTrace, known: Circumstances, *, gloo: bool) -> Al
     on_device = theirs.peak().total - theirs.rest_nbytes
     by_categories = on_device
     held_at_rest = theirs.rest_nbytes
-    if known.exact and not known.on_cuda:
-        held_at_rest = sum(theirs.rest.values())
-        by_categories = theirs.machine_peak().total - held_at_rest - theirs.step_counter_nbytes
+    if known.exact:
+        everything = sum(theirs.rest.values())
+        known_at_rest = everything - theirs.rest.get(Category.UNATTRIBUTED, 0)
+        by_categories = theirs.machine_peak().total - everything - theirs.step_counter_nbytes
+        held_at_rest = theirs.rest_nbytes if known.on_cuda else known_at_rest
     by_allocator = reading.peak_nbytes - reading.rest_nbytes
     outside = reading.rest_nbytes - held_at_rest
     cause = ""
@@ -310,6 +314,9 @@ def _allocator_row(theirs: RankTrace, known: Circumstances, *, gloo: bool) -> Al
         # Without the allocator's events it sees one number, so the two sources cannot be told apart.
         read_apart = by_allocator > by_categories and not known.exact
         cause = (GLOO_COPIES if gloo else KERNEL_SCRATCH) if read_apart else UNEXPLAINED
+        awaiting = theirs.device_lines.peak_awaiting_nbytes if theirs.device_lines else 0
+        if 0 < by_allocator - by_categories <= awaiting:
+            cause = AWAITING
     if reading.unattributed_nbytes:
         cause = UNEXPLAINED
     return AllocatorRow(
@@ -321,8 +328,17 @@ def _allocator_row(theirs: RankTrace, known: Circumstances, *, gloo: bool) -> Al
         unattributed_nbytes=reading.unattributed_nbytes,
         source=reading.source,
         cause=cause,
-        outside_cause="" if not outside else STEP_COUNTERS if outside == theirs.step_counter_nbytes else UNEXPLAINED,
+        outside_cause=_outside_cause(theirs, outside),
     )
+
+
+def _outside_cause(theirs: RankTrace, outside_nbytes: int) -> str:
+    """Step counters, which CUDA's optimizers may keep on the host; on a GPU also what cuBLAS keeps."""
+    counters = theirs.step_counter_nbytes
+    workspaces = theirs.device_lines.workspace_nbytes if theirs.device_lines else 0
+    known = ((0, ""), (counters, STEP_COUNTERS), (workspaces, WORKSPACES))
+    both = (counters + workspaces, f"{WORKSPACES}; {STEP_COUNTERS}")
+    return next((cause for nbytes, cause in (*known, both) if nbytes == outside_nbytes), UNEXPLAINED)
 
 
 def outside_words(rank: RankTrace) -> str:

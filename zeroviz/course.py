@@ -1,7 +1,8 @@
 """A rank's step as a row of moments: what it holds at each, op by op, and few columns that lose no peak.
 
-Moment 0 is at rest; moment k follows the k-th event. Of a stretch of moments a column keeps the one at which the
-device holds most, so the columns of a step have its peak, however few they are.
+Moment 0 is at rest; moment k follows the k-th change of what the device or its host holds. This machine's artefacts,
+kernels' scratch and the backend's copies, make no moment: they belong to the one they fall into. Of a stretch of
+moments a column keeps the one at which the device holds most, so columns have the step's peak, however few they are.
 """
 
 from __future__ import annotations
@@ -9,20 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from itertools import accumulate, pairwise
+from itertools import groupby, pairwise
 
-from zeroviz.category import CATEGORY_ORDER, DEVICE_CATEGORIES, Category
+from zeroviz.category import CATEGORY_ORDER, Category
 from zeroviz.recall import recall
 from zeroviz.trace import Event, RankTrace
-
-_DEVICE = frozenset(DEVICE_CATEGORIES)
-_HOST = frozenset(category for category in Category if category.on_host)
-_HERE = _DEVICE | {category for category in Category if category.is_artefact}
 
 
 @dataclass(frozen=True, slots=True)
 class OpSpan:
-    """One op of the step that changes what is held: its moments from `start` up to `stop`, and what it reaches.
+    """One op of the step and what it reaches. Its moments go from `start` up to `stop`; artefacts alone make none.
 
     max_nbytes: the most the device holds from the moment before it to its end. end_nbytes: what it leaves.
     max_here_nbytes: the most together with this machine's artefacts, the backend's copies and the kernels' scratch.
@@ -51,7 +48,8 @@ class OpSpan:
 class Course:
     """What a rank holds at each moment, and the ops they belong to.
 
-    device, here, host: bytes at each moment: on the device without and with this machine's artefacts, and on the host.
+    device, host: bytes at each moment. here: the most that the device holds there together with this machine's
+    artefacts. events: those that make moments.
     """
 
     rest: dict[Category, int]
@@ -128,21 +126,25 @@ def align(ours: Course, theirs: Course) -> list[tuple[OpSpan, OpSpan]]:
 
 def _course(rank: RankTrace) -> Course:
     rest = {category: nbytes for category, nbytes in rank.rest.items() if nbytes}
-    device, here, host = (_running(rest, rank.events, kind) for kind in (_DEVICE, _HERE, _HOST))
+    device = [sum(nbytes for category, nbytes in rest.items() if category.on_device)]
+    host = [sum(nbytes for category, nbytes in rest.items() if category.on_host)]
+    here = device.copy()
+    events: list[Event] = []
     ops: list[OpSpan] = []
-    first = 0
-    for number, event in enumerate(rank.events):
-        following = rank.events[number + 1] if number + 1 < len(rank.events) else None
-        if following is not None and following[:3] == event[:3]:
-            continue
-        start, stop = first + 1, number + 2
-        inside = slice(start - 1, stop)
-        ops.append(OpSpan(*event[:3], start, stop, max(device[inside]), max(here[inside]), device[stop - 1]))
-        first = number + 1
-    return Course(rest, rank.events, device, here, host, tuple(ops))
-
-
-def _running(rest: dict[Category, int], events: Sequence[Event], kind: frozenset[Category]) -> tuple[int, ...]:
-    start = sum(nbytes for category, nbytes in rest.items() if category in kind)
-    deltas = (event.delta_nbytes if event.category in kind else 0 for event in events)
-    return tuple(accumulate(deltas, initial=start))
+    artefacts = 0
+    for key, run in groupby(rank.events, key=lambda event: event[:3]):
+        start, most, most_here = len(device), device[-1], device[-1] + artefacts
+        for event in run:
+            category, nbytes = event.category, event.delta_nbytes
+            if category.is_artefact:
+                artefacts += nbytes
+                here[-1] = max(here[-1], device[-1] + artefacts)
+            else:
+                events.append(event)
+                device.append(device[-1] + (nbytes if category.on_device else 0))
+                host.append(host[-1] + (nbytes if category.on_host else 0))
+                here.append(device[-1] + artefacts)
+                most = max(most, device[-1])
+            most_here = max(most_here, device[-1] + artefacts)
+        ops.append(OpSpan(key[0], key[1], key[2], start, len(device), most, most_here, device[-1]))
+    return Course(rest, tuple(events), tuple(device), tuple(here), tuple(host), tuple(ops))

@@ -244,7 +244,7 @@ class _Sheet:
         """Tooltips over all of it: one an op or, where there are very many, one a unit in use."""
         timeline = self.timeline
         if len(timeline.ops) <= MAX_HOVERS:
-            groups = [(mark.span.start, mark.span.stop, [mark]) for mark in timeline.ops]
+            groups = [(m.span.start, m.span.stop, [m]) for m in timeline.ops if m.span.stop > m.span.start]
         else:
             starts = [mark.span.start for mark in timeline.ops]
             groups = [

@@ -119,7 +119,8 @@ ACTIVATION_FORMULA = "s*b*h*(34 + 5*a*s/h)"
 GPT3 = {"s": 2048, "h": 12288, "a": 96}
 GPT3_5AS_OVER_H = "80"
 
-# ---- Quantized moments: references.EIGHT_BIT, section 2.1. Elements that share one fp32 scale. ----
+# ---- Quantized moments: Dettmers et al., 8-bit Optimizers via Block-wise Quantization, arXiv 2110.02861, section 2.1.
+# Elements that share one fp32 scale. ----
 
 QUANTIZED_BLOCK_NUMEL = 2048
 

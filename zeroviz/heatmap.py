@@ -9,18 +9,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from zeroviz.budget import largest_batch, longest_seq
 from zeroviz.capacities import RESERVE_COVERS, Capacity
 from zeroviz.errors import SpecError
 from zeroviz.models import Family
 from zeroviz.peak import peak_of
 from zeroviz.quantity import format_gb_gib, format_nbytes
-from zeroviz.scene import recipe_text, title
 from zeroviz.spec import RunSpec
+from zeroviz.wording import overlap_options, recipe_sum, step_options, title
 
 RANKS = tuple(2**power for power in range(12))
-BATCHES = tuple(2**power for power in range(12))
-NUM_SEQS = 12
-MAX_SEQ = 2**20
+NUM_ROWS = 12
+LEAST_ROWS = 4
+MAX_VALUE = 2**24
 
 
 class Upward(Enum):
@@ -35,6 +36,12 @@ class Upward(Enum):
     def field(self) -> str:
         """Its name in a RunSpec."""
         return "batch" if self is Upward.BATCH else "seq"
+
+    def at(self, spec: RunSpec, ranks: int, value: int) -> RunSpec:
+        """`spec` with other ranks, and with another batch or sequence."""
+        if self is Upward.BATCH:
+            return replace(spec, ranks=ranks, batch=value)
+        return replace(spec, ranks=ranks, seq=value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +129,9 @@ def build_heatmap(spec: RunSpec, upward: Upward, capacity: Capacity, reserve_nby
             f"({capacity.name}); give a smaller one, or 0."
         )
     ranks = _with(RANKS, spec.ranks)
-    values = _with(BATCHES, spec.batch) if upward is Upward.BATCH else _with(_seqs(spec), spec.seq)
     budget = capacity.nbytes - reserve_nbytes
-    rows = tuple(
-        tuple(_cell(replace(spec, ranks=count, **{upward.field: value}), value, budget) for count in ranks)
-        for value in values
-    )
+    values = _with(_values(spec, upward, budget), getattr(spec, upward.field))
+    rows = tuple(tuple(_cell(upward.at(spec, count, value), value, budget) for count in ranks) for value in values)
     found = HeatMap(spec, upward, capacity, reserve_nbytes, ranks, values, rows, "", (), ())
     return replace(found, title=_title(found), subtitle=_subtitle(found), notes=_notes(found))
 
@@ -141,12 +145,18 @@ def _with(usual: Iterable[int], value: int) -> tuple[int, ...]:
     return tuple(sorted({*usual, value}))
 
 
-def _seqs(spec: RunSpec) -> tuple[int, ...]:
-    """The last powers of two below the longest sequence worth asking for, and that itself."""
-    model = spec.model
-    limit = model.positions if model.family is Family.GPT2 else min(max(model.positions, 2 * spec.seq), MAX_SEQ)
-    powers = [2**power for power in range(limit.bit_length()) if 2**power < limit]
-    return (*powers[-(NUM_SEQS - 1) :], limit)
+def _values(spec: RunSpec, upward: Upward, budget_nbytes: int) -> tuple[int, ...]:
+    """Powers of two up to the first that fits on no number of ranks, or to what the model or this map can take."""
+    roomiest = replace(spec, ranks=RANKS[-1])
+    is_seq = upward is Upward.SEQ
+    limit = spec.model.positions if is_seq and spec.model.family is Family.GPT2 else MAX_VALUE
+    answer = longest_seq(roomiest, budget_nbytes) if is_seq else largest_batch(roomiest, budget_nbytes)
+    most = max(answer.value or 0, 2 ** (LEAST_ROWS - 2))
+    first_beyond = 1 << most.bit_length()
+    powers = [power for power in (2**exponent for exponent in range(25)) if power <= min(first_beyond, limit)]
+    if first_beyond > limit:
+        powers = list(_with(powers, limit))
+    return tuple(powers[-NUM_ROWS:])
 
 
 def _title(found: HeatMap) -> str:
@@ -155,14 +165,15 @@ def _title(found: HeatMap) -> str:
 
 def _subtitle(found: HeatMap) -> tuple[str, ...]:
     spec = found.spec
-    fixed = f"sequences of {spec.seq:,}" if found.upward is Upward.BATCH else f"{spec.batch:,} on each rank"
+    fixed = f"sequence {spec.seq:,}" if found.upward is Upward.BATCH else f"batch {spec.batch:,}"
     strategy = title(spec).replace(f" on {spec.ranks} rank{'s' * (spec.ranks > 1)}", "")
+    options = [*overlap_options(spec), *step_options(spec)]
     now = found.current
     verdict = "fits with" if now.fits else "does not fit by"
     spare = f"{format_nbytes(abs(now.spare_nbytes))} {'to spare' if now.fits else ''}".strip()
     peak = f"{spec.ranks:,} rank{'s' * (spec.ranks > 1)} and {found.upward.value} {now.value:,}: peak"
     return (
-        f"{strategy}, {recipe_text(spec)}, unit {spec.unit}; {fixed}",
+        ", ".join([f"{strategy}: {recipe_sum(spec, 'bytes a parameter')}; unit {spec.unit}", fixed, *options]),
         f"Framed, {peak} {format_nbytes(now.peak_nbytes)} {verdict} {spare}",
     )
 

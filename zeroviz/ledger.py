@@ -4,38 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 
-from zeroviz.trace import Category, Event
+from zeroviz.category import Category
+from zeroviz.events import Change, Changes, Events, Where
 
 
 class Ledger:
     """Turns alloc and free calls into events. A key is allocated once and freed once."""
 
     def __init__(self) -> None:
-        self.events: list[Event] = []
+        self._parts: list[tuple[Where, Changes]] = []
+        self._open: list[Change] = []  # changes at the present place that are no part yet
         self._live: dict[Hashable, tuple[int, Category]] = {}
-        self._where = ("", "", "")
+        self._where: Where = ("", "", "")
+
+    @property
+    def events(self) -> Events:
+        """All that was booked so far."""
+        self._close()
+        return Events(tuple(self._parts))
 
     def at(self, phase: str, op: str, unit: str) -> None:
         """Say where in the step the next events happen."""
+        self._close()
         self._where = (phase, op, unit)
 
     def alloc(self, key: Hashable, nbytes: int, category: Category) -> None:
         if key in self._live:
             raise KeyError(f"{key!r} is allocated already (at {self._where})")
         self._live[key] = (nbytes, category)
-        self.events.append(Event(*self._where, category, nbytes))
+        self._open.append((category, nbytes))
 
     def free(self, *keys: Hashable) -> None:
         for key in keys:
             nbytes, category = self._live.pop(key)
-            self.events.append(Event(*self._where, category, -nbytes))
+            self._open.append((category, -nbytes))
 
-    def replay(self, changes: Iterable[tuple[Category, int]]) -> None:
-        """Book changes that were worked out elsewhere and need no keys: (category, signed bytes)."""
-        phase, op, unit = self._where
-        # A large model has 16,560 events; Event(...) would go through a Python function for each.
-        new = tuple.__new__
-        self.events += [new(Event, (phase, op, unit, category, nbytes)) for category, nbytes in changes]
+    def replay(self, changes: Iterable[Change]) -> None:
+        """Book changes that were worked out elsewhere and need no keys. `Changes` are shared."""
+        self._close()
+        self._parts.append((self._where, changes if isinstance(changes, Changes) else Changes(changes)))
 
     def holds(self, key: Hashable) -> bool:
         return key in self._live
@@ -45,3 +52,15 @@ class Ledger:
         if new in self._live:
             raise KeyError(f"{new!r} is allocated already (at {self._where})")
         self._live[new] = self._live.pop(old)
+
+    def take(self) -> Changes:
+        """What was booked since the last call, as one stretch; the ledger then has no events."""
+        self._close()
+        taken = Changes(change for _, changes in self._parts for change in changes)
+        self._parts.clear()
+        return taken
+
+    def _close(self) -> None:
+        if self._open:
+            self._parts.append((self._where, Changes(self._open)))
+            self._open = []

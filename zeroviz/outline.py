@@ -12,12 +12,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from zeroviz.activations import places
 from zeroviz.models import ModelShape, SublayerKind
-from zeroviz.partition import Plan, Segment, plan_for
+from zeroviz.partition import Place, Plan, Segment, plan_for
 from zeroviz.schedule import Op, OpKind, schedule
 from zeroviz.spec import Checkpointing, Offload, Optimizer, RunSpec, Strategy, UnitPolicy
-from zeroviz.tape import Place
 
 MAX_PERIOD = 64  # tokens; blocks cut into layers repeat after 16. Longer patterns are walked through, repeats and all
 
@@ -125,7 +123,7 @@ def _segment_tokens(op: OpKind, segment: Segment) -> list[Token]:
     if first is SublayerKind.BARE:
         return []
     dry = op is OpKind.FORWARD and segment.region is not None
-    tokens = [Token(op, sublayer=sublayer, dry=dry) for sublayer in places(segment)]
+    tokens = [Token(op, sublayer=sublayer, dry=dry) for sublayer in segment.places]
     if op is OpKind.BACKWARD:
         tokens.reverse()
     if op is OpKind.BACKWARD or (dry and not segment.starts_region) or (op is OpKind.RECOMPUTE and segment.ends_region):

@@ -8,7 +8,7 @@ implementations do; the padding therefore falls to the last ranks.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import groupby
 
@@ -28,6 +28,21 @@ class Unit:
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Where a sublayer stands in its segment.
+
+    first, last: its input or its output crosses the segment's border, and so the caller holds it.
+    tied: embedding and head of a tied model are both in the segment.
+    dropped: its output ends a recomputed region, where nobody takes it.
+    """
+
+    first: bool
+    last: bool
+    tied: bool
+    dropped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Segment:
     """A run of consecutive sublayers of one unit, executed in one go: one forward call and one backward call.
 
@@ -43,6 +58,11 @@ class Segment:
     region: int | None = None
     starts_region: bool = False
     ends_region: bool = False
+    places: tuple[tuple[SublayerKind, Place], ...] = field(init=False)
+    """The sublayers, each with its place; none for a bare count."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "places", _places(self.sublayers, dropped=self.ends_region))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,19 +114,29 @@ def plan_units(model: ModelShape, policy: UnitPolicy, checkpointing: Checkpointi
                     for shape in sublayer.params:
                         shapes.setdefault(shape.name, shape)
         units.append(Unit(index, label, tuple(shapes.values()), sum(shape.numel for shape in shapes.values())))
-    return Plan(tuple(units), tuple(_mark_ends(segments)))
+    return Plan(tuple(units), tuple(_finished(segments)))
 
 
-def _mark_ends(segments: list[Segment]) -> Iterator[Segment]:
-    """Say of each segment of a region whether it is the region's first, its last, or both."""
+def _finished(segments: list[Segment]) -> Iterator[Segment]:
+    """Say of each segment whether it begins or ends a region."""
     regions = [None, *(segment.region for segment in segments), None]
     for segment, before, after in zip(segments, regions, regions[2:], strict=False):
         inside = segment.region is not None
-        yield replace(
-            segment,
-            starts_region=inside and before != segment.region,
-            ends_region=inside and after != segment.region,
-        )
+        starts, ends = inside and before != segment.region, inside and after != segment.region
+        yield replace(segment, starts_region=starts, ends_region=ends)
+
+
+def _places(sublayers: tuple[Sublayer, ...], *, dropped: bool) -> tuple[tuple[SublayerKind, Place], ...]:
+    if sublayers[0].kind is SublayerKind.BARE:
+        return ()
+    last = len(sublayers) - 1
+    # A parameter in the segment's first and last sublayer is a tied embedding with the whole model between.
+    tied = last > 0 and not {shape.name for shape in sublayers[0].params}.isdisjoint(
+        shape.name for shape in sublayers[last].params
+    )
+    return tuple(
+        (sublayer.kind, Place(i == 0, i == last, tied, dropped and i == last)) for i, sublayer in enumerate(sublayers)
+    )
 
 
 def _segment_name(label: str, run: list[Sublayer], piece: tuple[Sublayer, ...]) -> str:

@@ -29,6 +29,7 @@ from functools import lru_cache
 from itertools import chain
 from operator import add, ge, mul, neg
 
+from zeroviz.events import Change
 from zeroviz.memory import RestPlaces
 from zeroviz.models import Family, ModelShape
 from zeroviz.outline import Order, Outline, Token, outline
@@ -36,7 +37,7 @@ from zeroviz.predict import NBYTES_PER_TOKEN_ID
 from zeroviz.schedule import OpKind
 from zeroviz.spec import DType, Recipe, RunSpec, Strategy
 from zeroviz.sublayers import dry_pass, passes, release
-from zeroviz.tape import Change, Sizes
+from zeroviz.tape import Sizes
 from zeroviz.trace import CATEGORY_ORDER, Category, Peak
 
 # Coefficients of (n, seq, 1), and after them of (w, s, q) for each distinct size of a unit.

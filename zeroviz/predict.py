@@ -16,6 +16,7 @@ from zeroviz.models import Family
 from zeroviz.partition import Plan, Unit, buffer_numel, plan_for, shard_numel
 from zeroviz.schedule import Op, OpKind, schedule
 from zeroviz.spec import DType, RunSpec, Strategy, Zero1Form
+from zeroviz.tape import Sizes
 from zeroviz.trace import Category, Collective, Origin, RankTrace, Trace
 
 NBYTES_PER_TOKEN_ID = 8  # torch indexes embeddings and targets with int64
@@ -35,7 +36,7 @@ def predict(spec: RunSpec) -> Trace:
     walk = _Walk(spec, plan_for(spec))
     for op in schedule(spec):
         walk.visit(op)
-    events, collectives, transfers = tuple(walk.ledger.events), tuple(walk.collectives), tuple(walk.transfers)
+    events, collectives, transfers = walk.ledger.events, tuple(walk.collectives), tuple(walk.transfers)
     rest = rest_by_category(spec)
     ranks = tuple(
         RankTrace(
@@ -76,6 +77,7 @@ class _Walk:
 
     def __init__(self, spec: RunSpec, plan: Plan) -> None:
         self.spec, self.plan = spec, plan
+        self.sizes = Sizes.of(spec)
         self.ledger = Ledger()
         self.collectives: list[Collective] = []
         self.transfers: list[Transfer] = []
@@ -93,13 +95,13 @@ class _Walk:
                 ledger.free("batch")
             case OpKind.FORWARD:
                 assert segment is not None
-                activations.forward(ledger, spec, segment)
+                activations.forward(ledger, self.sizes, segment)
             case OpKind.RECOMPUTE:
                 assert segment is not None
-                activations.recompute(ledger, spec, segment)
+                activations.recompute(ledger, self.sizes, segment)
             case OpKind.BACKWARD:
                 assert segment is not None
-                activations.backward(ledger, spec, segment)
+                activations.backward(ledger, self.sizes, segment)
             case OpKind.OPTIMIZER_STEP:
                 self._update(self.plan.units if unit is None else (unit,))
             case OpKind.HOST_STEP:

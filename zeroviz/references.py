@@ -38,10 +38,6 @@ ACTIVATIONS = Reference(
     "Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, arXiv 2205.05198",
     "https://arxiv.org/abs/2205.05198",
 )
-EIGHT_BIT = Reference(
-    "Dettmers et al., 8-bit Optimizers via Block-wise Quantization, arXiv 2110.02861",
-    "https://arxiv.org/abs/2110.02861",
-)
 GPU_CAPACITIES = Reference(
     "NVIDIA's nominal capacities of A100 and H100; of H200 what nvidia-smi lists",
     "https://www.nvidia.com/en-us/data-center/",

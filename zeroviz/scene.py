@@ -14,10 +14,9 @@ from zeroviz.axis import Tick, amount, axis_unit, axis_words, ticks
 from zeroviz.collectives import CollectiveOp, ring_sent_nbytes
 from zeroviz.compare import Moment, place_text
 from zeroviz.errors import TraceError
-from zeroviz.models import Family
-from zeroviz.partition import plan_for
 from zeroviz.spec import RunSpec, Strategy
 from zeroviz.trace import CATEGORY_ORDER, Category, Origin, Peak, RankTrace, Trace
+from zeroviz.wording import recipe_sum, title, what_text
 
 MAX_ROWS_OF_RANKS = 16
 """Above this many ranks, neighbours with equal figures share a row."""
@@ -158,7 +157,7 @@ def build_scene(
     return Scene(
         spec=predicted.spec,
         title=title(predicted.spec),
-        recipe=recipe_text(predicted.spec),
+        recipe=recipe_sum(predicted.spec, "bytes a parameter"),
         subtitle=_subtitle(predicted, measured, unit, earlier=earlier, expects_run=expects_run),
         rows=tuple(rows),
         segments=tuple(segments),
@@ -239,29 +238,6 @@ def _legend(segments: list[Segment], paddings: list[Padding], axis_max: int) -> 
     if any(padding.nbytes >= MIN_SHARE_IN_LEGEND * axis_max for padding in paddings):
         entries.append(LegendEntry(None, True))
     return tuple(entries)
-
-
-def title(spec: RunSpec) -> str:
-    """A spec in a few words: `ZeRO-3 on 4 ranks, bf16-mixed`."""
-    ranks = "1 rank" if spec.ranks == 1 else f"{spec.ranks} ranks"
-    return f"{spec.strategy.label} on {ranks}, {spec.precision.value}"
-
-
-def recipe_text(spec: RunSpec) -> str:
-    """The precision recipe as a sum: `2 param + 2 grad + 4 master + 8 Adam = 16 bytes a parameter`."""
-    recipe = spec.recipe
-    master = [f"{recipe.master.itemsize} master"] if recipe.master else []
-    terms = [f"{recipe.param.itemsize} param", f"{recipe.grad.itemsize} grad", *master]
-    terms.append(f"{2 * recipe.moments.itemsize} Adam")
-    return f"{' + '.join(terms)} = {recipe.bytes_per_param} bytes a parameter"
-
-
-def what_text(spec: RunSpec) -> str:
-    """Model, units and batch: `tiny, 133,106 parameters in 4 units (block); 1 x 32 tokens on each rank`."""
-    units = len(plan_for(spec).units)
-    what = f"{spec.model.name}, {spec.model.num_params:,} parameters in {units} {'unit' if units == 1 else 'units'}"
-    batch = "" if spec.model.family is Family.BARE else f"; {spec.batch} x {spec.seq} tokens on each rank"
-    return f"{what} ({spec.unit}){batch}"
 
 
 def _subtitle(

@@ -142,7 +142,7 @@ class RunSpec:
         if blocks > model.layers:
             what = "has no blocks" if model.family is Family.BARE else f"has only {model.layers}"
             raise SpecError(
-                f"Checkpointing is {str(self.checkpointing)!r}, but {model.name} {what}; "
+                f"checkpointing is {str(self.checkpointing)!r}, but {model.name} {what}; "
                 "use none, or block:K with K up to the number of blocks."
             )
 

@@ -20,19 +20,20 @@ from typing import Any
 from traitlets import Bool, HasTraits, Instance, Int, TraitError, Unicode, UseEnum, observe
 
 from zeroviz.backend import Backend, Progress, RunState
+from zeroviz.capacities import DEFAULT_GPU, DEFAULT_RESERVE_NBYTES, parse_capacity
 from zeroviz.errors import RunError, SpecError, ZerovizError
-from zeroviz.models import PRESETS, Family, ModelShape
-from zeroviz.partition import plan_for
+from zeroviz.heatmap import HeatMap, Upward, build_heatmap
+from zeroviz.models import PRESETS, ModelShape
+from zeroviz.peak import peak_of
 from zeroviz.predict import predict
 from zeroviz.quantity import format_nbytes
-from zeroviz.scene import Reference, Scene, build_scene, title
-from zeroviz.spec import Precision, RunSpec, Strategy, UnitKind, UnitPolicy, Zero1Form
+from zeroviz.scene import Reference, Scene, build_scene
+from zeroviz.spec import DType, Offload, Optimizer, Precision, RunSpec, Strategy, UnitKind, Zero1Form
+from zeroviz.timeline import Timeline, build_timeline, distinct_ranks
+from zeroviz.toggles import TOGGLES, applies, largest, settle, spec_of
 from zeroviz.trace import Trace
+from zeroviz.wording import title
 
-TOGGLES = (
-    "model", "strategy", "ranks", "precision", "unit", "blocks", "batch", "seq", "zero1_form", "prefetch",
-    "async_reduce",
-)  # fmt: skip
 MAX_RUNS_KEPT = 8
 MAX_TIMES_LONGER = 8  # an axis beyond this many times the longest bar leaves its parts too narrow to be told apart
 STOPPED = "stopped; no engines are running"
@@ -43,11 +44,14 @@ _log = logging.getLogger(__name__)
 class Explorer(HasTraits):
     """One state of the explorer. Set a toggle, or several at once with `choose`; the rest follows.
 
-    blocks: transformer blocks a unit when `unit` is BLOCK, else 1. predicted and measured are traces of the toggles as
-    they stand; measured is None unless this very state was run. earlier: whether `measured` is from before the last run
-    of this state, which came to no end. message: the cluster's last news. notice: what was
-    changed along with a toggle. error: one sentence; what it refused was not done. zoom: whether the picture's axis
-    ends at its own longest bar, instead of at DDP's, which leaves bars comparable over strategies and ranks.
+    The toggles are those of `zeroviz.toggles`. predicted and measured are traces of the toggles as they stand; measured
+    is None unless this very state was run. earlier: whether `measured` is from before the last run of this state, which
+    came to no end. message: the cluster's last news. notice: what was changed along with a toggle. error: one sentence;
+    what it refused was not done.
+
+    What is looked at, and changes no number: zoom, whether the picture's axis ends at its own longest bar, instead of
+    at DDP's, which leaves bars comparable over strategies and ranks. rank: whose step the timeline shows. from_rest:
+    whether its axis begins at what is held at rest. gpu and upward: the capacity and the rows of the map of what fits.
     """
 
     model = Instance(ModelShape)
@@ -58,10 +62,22 @@ class Explorer(HasTraits):
     blocks = Int(1)
     batch = Int(RunSpec.batch)
     seq = Int(RunSpec.seq)
+    optimizer = UseEnum(Optimizer, default_value=Optimizer.ADAMW)
+    grad_dtype = UseEnum(DType, default_value=None, allow_none=True)
+    checkpointing = Bool(False)
+    region = Int(1)
+    offload = UseEnum(Offload, default_value=Offload.NONE)
+    accumulation = Int(1)
+    no_sync = Bool(None, allow_none=True)
     zero1_form = UseEnum(Zero1Form, default_value=Zero1Form.REDUCE_SCATTER)
     prefetch = Int(0)
     async_reduce = Bool(False)
+
     zoom = Bool(False)
+    rank = Int(0)
+    from_rest = Bool(False)
+    gpu = Unicode(DEFAULT_GPU)
+    upward = UseEnum(Upward, default_value=Upward.BATCH)
 
     run_state = UseEnum(RunState, default_value=RunState.IDLE)
     message = Unicode("")
@@ -82,7 +98,7 @@ class Explorer(HasTraits):
         self._last_news = ""
         self._tasks: set[Future[None]] = set()
         super().__init__(model=PRESETS["tiny"])
-        self.predicted = predict(_spec_of(self.toggles))
+        self.predicted = predict(spec_of(self.toggles))
 
     # ---- the toggles ----
 
@@ -103,9 +119,9 @@ class Explorer(HasTraits):
         """
         with self.lock:
             wanted = {**self.toggles, **toggles}
-            notes = _settle(wanted, given=toggles)
+            notes = settle(wanted, given=toggles)
             try:
-                predicted = predict(_spec_of(wanted))
+                predicted = predict(spec_of(wanted))
             except SpecError as error:
                 self.error, self.notice = str(error), ""
                 return False
@@ -113,6 +129,7 @@ class Explorer(HasTraits):
                 for name, value in wanted.items():
                     setattr(self, name, value)
                 self.predicted = predicted
+                self.rank = min(self.rank, predicted.spec.ranks - 1)
                 self._show_run()
                 self.error, self.notice = "", " ".join(notes)
                 if self.run_state is RunState.FAILED:  # the sentence that said of what and why has just gone
@@ -139,19 +156,11 @@ class Explorer(HasTraits):
 
     def applies(self, name: str) -> bool:
         """Whether a toggle means anything as the others stand."""
-        return {
-            "blocks": self.unit is UnitKind.BLOCK,
-            "zero1_form": self.strategy is Strategy.ZERO1,
-            "prefetch": self.strategy is Strategy.ZERO3,
-        }.get(name, True)
+        return applies(name, self.toggles)
 
     def largest(self, name: str) -> int:
-        """The largest value of `blocks`, `prefetch` or `seq` that the model and the units leave room for."""
-        if name == "blocks":
-            return max(1, self.model.layers)
-        if name == "prefetch":
-            return max(1, len(plan_for(self.spec).units) - 1)
-        return self.model.positions
+        """The largest value of a toggle that the model and the units leave room for."""
+        return largest(name, self.spec)
 
     # ---- what the views show ----
 
@@ -165,6 +174,19 @@ class Explorer(HasTraits):
         return build_scene(
             self.predicted, self.measured, reference=reference, earlier=self.earlier, expects_run=not self.too_large
         )
+
+    def timeline(self) -> Timeline:
+        """The whole step of `rank`."""
+        return build_timeline(self.predicted, self.measured, rank=self.rank, from_rest=self.from_rest)
+
+    @property
+    def ranks_apart(self) -> tuple[int, ...]:
+        """The first of the ranks that share one timeline, for each timeline there is."""
+        return distinct_ranks(self.predicted, self.measured)
+
+    def heatmap(self) -> HeatMap:
+        """What fits around this state. Raises SpecError for a bare count, which has no batch."""
+        return build_heatmap(self.spec, self.upward, parse_capacity(self.gpu), DEFAULT_RESERVE_NBYTES)
 
     @property
     def short_bars(self) -> str:
@@ -302,48 +324,17 @@ class Explorer(HasTraits):
 
 
 def ddp_peak(spec: RunSpec) -> Reference:
-    """The peak of the same step with nothing sharded. It does not depend on N, so one rank stands for all."""
-    everything = RunSpec(
+    """The peak of the same step with nothing sharded and no option set, so that an option moves the bars and not the
+    axis. It does not depend on N, so one rank stands for all."""
+    plain = RunSpec(
         model=spec.model, strategy=Strategy.DDP, ranks=1, precision=spec.precision, unit=spec.unit, batch=spec.batch,
         seq=spec.seq,
     )  # fmt: skip
-    nbytes = predict(everything).ranks[0].peak().total
-    return Reference(nbytes, "peak of DDP")
+    options = ("optimizer", "grad_dtype", "checkpointing", "offload", "accumulation")
+    is_plain = all(getattr(spec, name) == getattr(plain, name) for name in options)
+    return Reference(peak_of(plain).total, "peak of DDP" if is_plain else "peak of plain DDP")
 
 
 def _without_shell(error: ZerovizError) -> str:
     """A refusal for this page, where the prediction that a shell would be advised to ask for stands already."""
     return re.sub(r", or (?:use )?`zeroviz predict`[^.]*\.", "; its prediction is the picture.", str(error))
-
-
-def _spec_of(toggles: dict[str, Any]) -> RunSpec:
-    fields = {name: value for name, value in toggles.items() if name not in ("unit", "blocks")}
-    return RunSpec(unit=UnitPolicy(toggles["unit"], toggles["blocks"]), **fields)
-
-
-def _settle(wanted: dict[str, Any], given: dict[str, Any]) -> list[str]:
-    """Bring toggles that were not `given` in line with those that were; what changed, in sentences.
-
-    A toggle that no longer applies goes back to its default; one that no longer fits goes to the largest that does.
-    What was given is left as it is: if it is wrong, RunSpec refuses it.
-    """
-    model: ModelShape = wanted["model"]
-    notes: list[str] = []
-
-    def follow(name: str, value: Any, why: str) -> None:
-        if wanted[name] != value and name not in given:
-            wanted[name] = value
-            if why:
-                notes.append(f"{name} is now {value}: {why}.")
-
-    if wanted["strategy"] is not Strategy.ZERO1:
-        follow("zero1_form", Zero1Form.REDUCE_SCATTER, "")
-    if wanted["strategy"] is not Strategy.ZERO3:
-        follow("prefetch", 0, f"{wanted['strategy'].label} gathers nothing ahead")
-    if wanted["unit"] is not UnitKind.BLOCK:
-        follow("blocks", 1, "")
-    elif wanted["blocks"] > model.layers:
-        follow("blocks", model.layers, f"{model.name} has {model.layers} blocks")
-    if model.family is Family.GPT2 and wanted["seq"] > model.positions:
-        follow("seq", model.positions, f"{model.name} has learned positions for {model.positions} tokens")
-    return notes

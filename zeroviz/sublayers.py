@@ -6,14 +6,15 @@ from dataclasses import replace
 from functools import lru_cache
 
 from zeroviz import kernels
+from zeroviz.category import Category
+from zeroviz.events import Changes
 from zeroviz.kernels import linear_backward
 from zeroviz.models import Family, SublayerKind
-from zeroviz.tape import FP32_NBYTES, Change, Place, Sizes, Tape, add_grads
-from zeroviz.trace import Category
+from zeroviz.tape import FP32_NBYTES, Place, Sizes, Tape, add_grads
 
 
 @lru_cache(maxsize=1024)
-def passes(sizes: Sizes, kind: SublayerKind, place: Place) -> tuple[tuple[Change, ...], tuple[Change, ...]]:
+def passes(sizes: Sizes, kind: SublayerKind, place: Place) -> tuple[Changes, Changes]:
     """One sublayer's forward and its backward. Blocks of a model are alike, so each is worked out once.
 
     What the caller holds over the segment's border stays: `release` frees it.
@@ -37,13 +38,13 @@ def passes(sizes: Sizes, kind: SublayerKind, place: Place) -> tuple[tuple[Change
 
 
 @lru_cache(maxsize=1024)
-def dry_pass(sizes: Sizes, kind: SublayerKind, place: Place) -> tuple[Change, ...]:
+def dry_pass(sizes: Sizes, kind: SublayerKind, place: Place) -> Changes:
     """One sublayer's forward without a graph, as in a checkpointed region, whose output goes on to what follows."""
     place = replace(place, dropped=False)
     return _pass_forward(Tape(keeps=False), sizes, kind, place)
 
 
-def _pass_forward(tape: Tape, sizes: Sizes, kind: SublayerKind, place: Place) -> tuple[Change, ...]:
+def _pass_forward(tape: Tape, sizes: Sizes, kind: SublayerKind, place: Place) -> Changes:
     has_input = kind is not SublayerKind.EMBED
     x_stays = place.first or (tape.keeps and kernels.norm_saves_input(sizes))
     if has_input:
@@ -55,11 +56,12 @@ def _pass_forward(tape: Tape, sizes: Sizes, kind: SublayerKind, place: Place) ->
     return tape.take()
 
 
-def release(sizes: Sizes, first: SublayerKind, last: SublayerKind) -> tuple[Change, ...]:
+@lru_cache(maxsize=1024)
+def release(sizes: Sizes, first: SublayerKind, last: SublayerKind) -> Changes:
     """What the caller lets go when a segment's backward is over: the segment's input, and the gradient it was given."""
     row = sizes.rows(sizes.model.hidden)
     given = (Category.TEMPORARY, -(FP32_NBYTES if last is SublayerKind.HEAD else row))
-    return (given,) if first is SublayerKind.EMBED else ((Category.ACTIVATION, -row), given)
+    return Changes([given] if first is SublayerKind.EMBED else [(Category.ACTIVATION, -row), given])
 
 
 def _output(tape: Tape, s: Sizes, place: Place) -> None:

@@ -17,9 +17,10 @@ from zeroviz.compare import place_text
 from zeroviz.models import Family
 from zeroviz.partition import Unit, buffer_numel, is_sharded, plan_for
 from zeroviz.quantity import format_binary_nbytes, format_decimal_nbytes
-from zeroviz.spec import DType, Offload, Optimizer, RunSpec, Strategy, Zero1Form
+from zeroviz.spec import RunSpec, Strategy
 from zeroviz.tables_step import step_table
 from zeroviz.trace import Category, RankTrace, Trace
+from zeroviz.wording import overlap_options, recipe_sum, step_options
 
 MAX_UNIT_LINES = 12
 _HEADER_LABEL_WIDTH = 10
@@ -70,8 +71,8 @@ def header(trace: Trace) -> list[str]:
     ranks = f"{spec.ranks:,} rank" + ("s" if spec.ranks > 1 else "")
     lines = [f"{trace.origin.value.upper()}: {spec.strategy.label} on {ranks}, {model.name}{sizes}", ""]
     lines += entry("strategy", _HELD[spec.strategy], _HEADER_LABEL_WIDTH)
-    lines += entry("recipe", recipe(spec), _HEADER_LABEL_WIDTH)
-    if options := _options(spec):
+    lines += entry("recipe", f"{spec.precision.value}: {recipe_sum(spec, 'bytes/param')}", _HEADER_LABEL_WIDTH)
+    if options := ", ".join([*overlap_options(spec), *step_options(spec)]):
         lines += entry("options", options, _HEADER_LABEL_WIDTH)
     sequences = f"{spec.batch:,} sequence{'s' * (spec.batch > 1)}"
     batch = f"{sequences} of {spec.seq:,} = {spec.num_tokens_per_rank:,} tokens on each rank"
@@ -79,42 +80,6 @@ def header(trace: Trace) -> list[str]:
         batch = "not counted: a bare count has no layers and so no activations"
     lines += entry("batch", batch, _HEADER_LABEL_WIDTH)
     return [*lines, "", *_units(spec)]
-
-
-def recipe(spec: RunSpec) -> str:
-    """`bf16-mixed: 2 param + 2 grad + 4 master + 8 Adam = 16 bytes/param`."""
-    dtypes = spec.recipe
-    parts = [f"{dtypes.param.itemsize} param", f"{dtypes.grad.itemsize} grad"]
-    if dtypes.master:
-        parts.append(f"{dtypes.master.itemsize} master")
-    if dtypes.num_moments:
-        name = "Adam" if dtypes.num_moments == 2 else "momentum"
-        parts.append(f"{dtypes.num_moments * dtypes.moments.itemsize} {name}")
-    scales = " and a scale a block" if dtypes.moments is DType.INT8 else ""
-    return f"{spec.precision.value}: {' + '.join(parts)} = {dtypes.bytes_per_param} bytes/param{scales}"
-
-
-def _options(spec: RunSpec) -> str:
-    """The settings that differ from their defaults."""
-    options = []
-    if spec.zero1_form is not Zero1Form.REDUCE_SCATTER:
-        options.append(f"zero1 form {spec.zero1_form.value}")
-    if spec.prefetch:
-        options.append(f"prefetch {spec.prefetch}")
-    if spec.async_reduce:
-        options.append("async reduce")
-    if spec.optimizer is not Optimizer.ADAMW:
-        options.append(spec.optimizer.value)
-    if spec.grad_dtype:
-        options.append(f"gradients {spec.grad_dtype.value}")
-    if spec.checkpointing:
-        options.append(f"checkpointing {spec.checkpointing}")
-    if spec.offload is not Offload.NONE:
-        options.append(f"offload {spec.offload.value}")
-    if spec.accumulation > 1:
-        sync = {None: "", True: " without sync", False: " with sync"}[spec.no_sync]
-        options.append(f"{spec.accumulation} micro-batches{sync}")
-    return ", ".join(options)
 
 
 def rank_label(ranks: Sequence[int]) -> str:

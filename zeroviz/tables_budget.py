@@ -14,11 +14,12 @@ from zeroviz.columns import WIDTH, entry
 from zeroviz.models import Family
 from zeroviz.quantity import format_binary_nbytes, format_decimal_nbytes
 from zeroviz.spec import RunSpec
+from zeroviz.wording import step_options
 
 BUDGET_SCHEMA = "zeroviz.budget/1"
 
 CPU_NOTE = (
-    "Activations and temporaries are those of this implementation on torch's CPU kernels, without checkpointing. GPU "
+    "Activations and temporaries are those of this implementation on torch's CPU kernels. GPU "
     "kernels keep and borrow other tensors, so near the edge measure before you rely on an answer."
 )
 BARE_NOTE = (
@@ -67,7 +68,16 @@ def budget_report(rows: Sequence[Row], capacity: Capacity, reserve_nbytes: int) 
         "gpu": {"name": capacity.name, "capacity_nbytes": capacity.nbytes, "is_nominal": capacity.is_nominal},
         "reserve_nbytes": reserve_nbytes,
         "budget_nbytes": capacity.nbytes - reserve_nbytes,
-        "step": {"ranks": spec.ranks, "batch": spec.batch, "seq": spec.seq, "unit": str(spec.unit)},
+        "step": {
+            "ranks": spec.ranks,
+            "batch": spec.batch,
+            "seq": spec.seq,
+            "unit": str(spec.unit),
+            "optimizer": spec.optimizer.value,
+            "checkpointing": str(spec.checkpointing),
+            "offload": spec.offload.value,
+            "accumulation": spec.accumulation,
+        },
         "max_ranks": MAX_RANKS,
         "rows": [
             {
@@ -110,7 +120,7 @@ def _header(rows: Sequence[Row], capacity: Capacity, reserve_nbytes: int) -> lis
         ("capacity", f"{_both(capacity.nbytes)}{nominal}"),
         ("reserve", reserve),
         ("budget", f"{_both(capacity.nbytes - reserve_nbytes)} for the peak of one rank"),
-        ("step", "; ".join([_batch(spec), f"unit {spec.unit}", *_overlap(rows)])),
+        ("step", "; ".join([_batch(spec), f"unit {spec.unit}", *_overlap(rows), *step_options(spec)])),
     ):
         lines += entry(label, text, _HEADER_WIDTH)
     return lines

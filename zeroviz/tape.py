@@ -12,15 +12,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
+from zeroviz.category import Category
 from zeroviz.ledger import Ledger
 from zeroviz.models import ModelShape
-from zeroviz.spec import Recipe
-from zeroviz.trace import Category
+from zeroviz.partition import Place as Place
+from zeroviz.spec import Recipe, RunSpec
 
 FP32_NBYTES = 4
 NUMBER_NBYTES = 8  # a Python number becomes a tensor of fp64 or int64 before an operator takes it
-Change = tuple[Category, int]
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,19 @@ class Sizes:
     recipe: Recipe
     batch: int
     seq: int
-    watched: bool
+    watched: bool = False
+
+    @classmethod
+    def of(cls, spec: RunSpec, *, watched: bool = False) -> Sizes:
+        return cls(spec.model, spec.recipe, spec.batch, spec.seq, watched)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Of some twenty fields; a walk asks for it with each sublayer."""
+        return hash((self.model, self.recipe, self.batch, self.seq, self.watched))
 
     @property
     def num_tokens(self) -> int:
@@ -49,21 +62,6 @@ class Sizes:
     def rows(self, width: int, itemsize: int | None = None) -> int:
         """Bytes of (batch, seq, width) in the compute dtype, or with another itemsize."""
         return self.num_tokens * width * (itemsize or self.itemsize)
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a sublayer stands in its segment.
-
-    first, last: its input or its output crosses the segment's border, and so the caller holds it.
-    tied: embedding and head of a tied model are both in the segment.
-    dropped: its output ends a recomputed region, where nobody takes it.
-    """
-
-    first: bool
-    last: bool
-    tied: bool
-    dropped: bool = False
 
 
 class Tape(Ledger):
@@ -102,12 +100,6 @@ class Tape(Ledger):
     def number(self, itemsize: int) -> AbstractContextManager[None]:
         """A Python number beside a tensor of `itemsize`: a tensor of 8 bytes, and of it one in the tensor's dtype."""
         return self.scratch(NUMBER_NBYTES, itemsize)
-
-    def take(self) -> tuple[Change, ...]:
-        """What happened since the last call."""
-        changes = tuple((event.category, event.delta_nbytes) for event in self.events)
-        self.events.clear()
-        return changes
 
 
 def add_grads(tape: Tape, s: Sizes, first: str, second: str, total: str, nbytes: int, *, held: bool = False) -> None:

@@ -13,10 +13,11 @@ from itertools import groupby
 from zeroviz.compare import place_text
 from zeroviz.course import Course, OpSpan, align, columns, course_of
 from zeroviz.errors import TraceError
-from zeroviz.scene import SOURCE_LABEL, Reference, title, what_text
+from zeroviz.scene import SOURCE_LABEL, Reference
 from zeroviz.spec import RunSpec
 from zeroviz.timeline_part import Overlay, Part, device_part, host_part, reaching
 from zeroviz.trace import Origin, RankTrace, Trace
+from zeroviz.wording import title, what_text
 
 MAX_COLUMNS = 640
 """About one a point of the drawing's width: a longer step is folded, and no column's largest moment is lost."""
@@ -157,7 +158,7 @@ def _stretches(course: Course, phases: Sequence[Band], most: int) -> list[tuple[
 
 def _phases(course: Course) -> tuple[Band, ...]:
     """Runs of ops of one phase; the moment at rest belongs to the first."""
-    bands = _bands(course.ops, lambda span: span.phase)
+    bands = [band for band in _bands(course.ops, lambda span: span.phase) if band.stop > band.start]
     if not bands:
         return (Band("at rest", 0, 1),)
     return (replace(bands[0], start=0), *bands[1:])
@@ -167,7 +168,7 @@ def _units(course: Course) -> tuple[Band, ...]:
     """Runs of ops on one unit, within a phase; ops without a unit have none."""
     by_phase = groupby(course.ops, key=lambda span: span.phase)
     bands = [band for _, spans in by_phase for band in _bands(tuple(spans), lambda span: span.unit)]
-    return tuple(band for band in bands if band.label)
+    return tuple(band for band in bands if band.label and band.stop > band.start)
 
 
 def _bands(spans: Sequence[OpSpan], name: Callable[[OpSpan], str]) -> list[Band]:

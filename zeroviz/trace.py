@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from enum import Enum
-from itertools import accumulate
 from math import isfinite, nan
-from typing import Any, NamedTuple
+from typing import Any
 
 from zeroviz.category import CATEGORY_ORDER as CATEGORY_ORDER
 from zeroviz.category import DEVICE_CATEGORIES as DEVICE_CATEGORIES
@@ -21,6 +20,8 @@ from zeroviz.category import Category as Category
 from zeroviz.collectives import CollectiveOp
 from zeroviz.device_lines import DeviceLines
 from zeroviz.errors import TraceError
+from zeroviz.events import Event as Event
+from zeroviz.events import as_events
 from zeroviz.link import Direction, Transfer
 from zeroviz.recall import recall
 from zeroviz.spec import RunSpec
@@ -39,19 +40,6 @@ class Origin(Enum):
     REHEARSED = "rehearsed"
     LIVE = "live"
     RECORDED = "recorded"
-
-
-class Event(NamedTuple):
-    """A change of what a rank holds: `delta_nbytes` of `category`, positive when allocated, negative when freed.
-
-    phase, op and unit say where in the step it happened: `backward`, `unshard`, `block 3`.
-    """
-
-    phase: str
-    op: str
-    unit: str
-    category: Category
-    delta_nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +88,7 @@ class RankTrace:
 
     rank: int
     rest: Mapping[Category, int]
-    events: tuple[Event, ...] = ()
+    events: Sequence[Event] = ()
     collectives: tuple[Collective, ...] = ()
     transfers: tuple[Transfer, ...] = ()
     padding_nbytes: int = 0
@@ -148,8 +136,8 @@ class RankTrace:
     def leftover(self) -> dict[Category, int]:
         """What the step's end holds beyond its beginning, by category: empty for a step that ends at rest."""
         live: Counter[Category] = Counter(self.rest)
-        for event in self.events:
-            live[event.category] += event.delta_nbytes
+        for _, changes in as_events(self.events).parts:
+            live.update(changes.net)
         return _difference(live, self.rest)
 
     def check(self, *, may_leak: bool = False) -> None:
@@ -352,27 +340,17 @@ def _json_numbers(values: Iterable[float]) -> list[float | None]:
 
 
 def _find_peak(rank: RankTrace) -> Peak:
-    return _peak_at(rank, [e.delta_nbytes if e.category.on_device else 0 for e in rank.events], rank.at_rest)
+    events, rest = as_events(rank.events), rank.at_rest
+    total, part, num_changes = events.first_top(sum(rest.values()), here=False)
+    live, where = events.held_at(rest, part, num_changes)
+    return Peak(total, *where, {category: nbytes for category, nbytes in _nonzero(live).items() if category.on_device})
 
 
 def _find_machine_peak(rank: RankTrace) -> Peak:
-    held = _nonzero(rank.rest)
-    found = _peak_at(rank, [event.delta_nbytes for event in rank.events], held, everything=True)
-    return replace(found, total=found.total + rank.step_counter_nbytes)
-
-
-def _peak_at(rank: RankTrace, deltas: list[int], rest: Mapping[Category, int], *, everything: bool = False) -> Peak:
-    """The first moment at which `deltas`, one an event, sum to their most; what is held there, on the device or all."""
-    totals = list(accumulate(deltas, initial=sum(rest.values())))
-    best = max(totals)
-    num_events = totals.index(best)  # up to the first such moment; 0 is at rest
-    live: Counter[Category] = Counter(rest)
-    for event in rank.events[:num_events]:
-        if everything or event.category.on_device:
-            live[event.category] += event.delta_nbytes
-    last = rank.events[num_events - 1] if num_events else None
-    where = (last.phase, last.op, last.unit) if last else ("at rest", "", "")
-    return Peak(best, *where, _nonzero(live))
+    events = as_events(rank.events)
+    total, part, num_changes = events.first_top(sum(rank.rest.values()) + rank.step_counter_nbytes, here=True)
+    live, where = events.held_at(rank.rest, part, num_changes)
+    return Peak(total, *where, _nonzero(live))
 
 
 def _nonzero(counts: Mapping[Category, int]) -> dict[Category, int]:

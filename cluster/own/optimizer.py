@@ -12,7 +12,6 @@ from functools import partial
 import torch
 from torch import nn
 
-from zeroviz.errors import SpecError
 from zeroviz.spec import Optimizer
 
 LEARNING_RATE = 1e-3
@@ -32,10 +31,5 @@ _MAKE: dict[Optimizer, Callable[..., torch.optim.Optimizer]] = {
 
 
 def make_optimizer(kind: Optimizer, owned: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-    """An optimizer of `owned`. Raises SpecError for one that is arithmetic only."""
-    if not kind.runs:
-        raise SpecError(
-            f"optimizer is {kind.value!r}, which is worked out and not run: its kernels are not part of torch. "
-            "Use `zeroviz predict`, or optimizer adamw."
-        )
+    """An optimizer of `owned`. KeyError for one that is arithmetic only, which `cluster.capacity` refuses."""
     return _MAKE[kind](list(owned))

@@ -48,7 +48,7 @@ def test_a_rank_a_gpu_runs_on_nccl(backend: LiveBackend, strategy: Strategy, pre
     for measured, predicted in zip(trace.ranks, predict(spec).ranks, strict=True):
         assert measured.at_rest == predicted.at_rest
         assert measured.collectives == predicted.collectives
-        # The caching allocator rounds every block up to 512 bytes and so gives out no less than was asked for.
+        # The allocator's figure is what was asked for: the categories, and what cuBLAS keeps beside them.
         assert measured.allocator is not None
         assert measured.allocator.rest_nbytes >= measured.rest_nbytes
 

@@ -14,13 +14,14 @@ from zeroviz.models import Sublayer, bare
 from zeroviz.partition import Segment, plan_for
 from zeroviz.predict import predict
 from zeroviz.spec import Precision, RunSpec, Strategy, UnitPolicy, preset
+from zeroviz.tape import Sizes
 from zeroviz.trace import Category
 
 
 def kept_nbytes(spec: RunSpec, first: int, stop: int) -> int:
     """What stands after the forward of the sublayers [first, stop) as one segment."""
     ledger = Ledger()
-    activations.forward(ledger, spec, Segment(0, 0, "segment", spec.model.sublayers[first:stop]))
+    activations.forward(ledger, Sizes.of(spec), Segment(0, 0, "segment", spec.model.sublayers[first:stop]))
     held: Counter[Category] = Counter()
     for event in ledger.events:
         held[event.category] += event.delta_nbytes
@@ -71,9 +72,9 @@ def test_backward_frees_all_that_forward_kept(name: str, precision: Precision, u
     segments = plan_for(spec).segments
     ledger, held = Ledger(), Counter()
     for segment in segments:
-        activations.forward(ledger, spec, segment, watched=watched)
+        activations.forward(ledger, Sizes.of(spec, watched=watched), segment)
     for segment in reversed(segments):
-        activations.backward(ledger, spec, segment, watched=watched)
+        activations.backward(ledger, Sizes.of(spec, watched=watched), segment)
     for event in ledger.events:
         held[event.category] += event.delta_nbytes
         assert held[event.category] >= 0
@@ -88,7 +89,7 @@ def test_the_tied_embeddings_gradient_from_the_head_waits_for_the_embedding() ->
     def temporary_amid_backward(sublayers: tuple[Sublayer, ...]) -> int:
         """The least that is held by temporaries in the middle third of backward's events."""
         ledger = Ledger()
-        activations.backward(ledger, spec, Segment(0, 0, "segment", sublayers))
+        activations.backward(ledger, Sizes.of(spec), Segment(0, 0, "segment", sublayers))
         changes = [e.delta_nbytes if e.category is Category.TEMPORARY else 0 for e in ledger.events]
         held = list(accumulate(changes))
         return min(held[len(held) // 3 : 2 * len(held) // 3])
@@ -104,7 +105,7 @@ def test_a_watched_step_holds_one_more_tensor_at_a_sum() -> None:
     counts = {}
     for watched in (True, False):
         ledger = Ledger()
-        activations.backward(ledger, spec, segment, watched=watched)
+        activations.backward(ledger, Sizes.of(spec, watched=watched), segment)
         counts[watched] = sum(event.delta_nbytes for event in ledger.events if event.delta_nbytes > 0)
     # Four residual connections; the last one's gradient came over the border and is added out of place either way.
     assert counts[True] - counts[False] == 3 * 14 * 55 * 4

@@ -275,7 +275,7 @@ def test_json_report(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_settings_of_one_strategy_go_to_that_strategy(capsys: pytest.CaptureFixture[str]) -> None:
     data = json.loads(zeroviz(capsys, "--prefetch", "3", "--precision", "bf16", "--json"))
-    assert [row["prefetch"] for row in data["rows"]] == [0, 0, 0, 3]
+    assert [row["prefetch"] for row in data["rows"]] == [0, 0, 0, 3, 3]
 
 
 @pytest.mark.parametrize(

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 
+from zeroviz.causes import AWAITING, STEP_COUNTERS, UNEXPLAINED, WORKSPACES
 from zeroviz.columns import WIDTH
+from zeroviz.compare import compare
 from zeroviz.device_lines import DeviceLines
 from zeroviz.errors import TraceError
 from zeroviz.models import PRESETS
 from zeroviz.predict import predict
 from zeroviz.spec import RunSpec, Strategy
 from zeroviz.tables_device import device_section
-from zeroviz.trace import Origin, Trace
+from zeroviz.trace import AllocatorReading, Origin, RankTrace, Trace
 
 MIB = 2**20
 # Two tensors of 4001 and 7000 B (blocks of 4096 and 7168), 8 MiB of cuBLAS, 100 B of somebody (a block of 512);
@@ -89,6 +92,39 @@ def test_the_table_says_them_to_the_byte() -> None:
         "  outside allocator     the CUDA context, NCCL, and every other process on the",
         "                        device",
     ]
+
+
+def reading(rank: RankTrace, *, outside: int, beyond: int) -> AllocatorReading:
+    """An allocator that holds `outside` more at rest than the rank's categories and peaks `beyond` higher above it."""
+    rest = rank.rest_nbytes + outside
+    growth = max(accumulate((event.delta_nbytes for event in rank.events), initial=0)) + beyond
+    return AllocatorReading(rest, rest + growth, "requested_bytes", num_events=len(rank.events))
+
+
+@pytest.mark.parametrize(
+    ("outside", "beyond", "outside_cause", "cause"),
+    [
+        (8 * MIB, 0, WORKSPACES, ""),
+        (8 * MIB + 16, 0, f"{WORKSPACES}; {STEP_COUNTERS}", ""),
+        (8 * MIB + 17, 0, UNEXPLAINED, ""),
+        (0, 500, "", AWAITING),
+        (0, 701, "", UNEXPLAINED),
+        (0, -1, "", UNEXPLAINED),
+    ],
+)
+def test_what_a_gpus_allocator_holds_besides_has_a_name(
+    outside: int, beyond: int, outside_cause: str, cause: str
+) -> None:
+    """Four units' step counters are 16 bytes; up to 700 bytes awaited another stream; any other byte is a finding."""
+    predicted = trace(None)
+    (rank,) = predicted.ranks
+    lines = replace(LINES, peak_awaiting_nbytes=700)
+    assert rank.step_counter_nbytes == 16
+    live = replace(rank, allocator=reading(rank, outside=outside, beyond=beyond), device_lines=lines)
+    measured = replace(predicted, ranks=(live,), environment={"devices": ["cuda:0"], "backend": "none"})
+    (row,) = compare(predicted, measured).allocator
+    assert (row.outside_cause, row.cause) == (outside_cause, cause)
+    assert (row.outside_nbytes, row.difference) == (outside, beyond)
 
 
 def test_ranks_alike_share_a_table_and_faults_are_said() -> None:

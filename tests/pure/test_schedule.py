@@ -10,7 +10,7 @@ import pytest
 from zeroviz.models import PRESETS
 from zeroviz.partition import plan_for
 from zeroviz.schedule import Op, OpKind, Phase, schedule
-from zeroviz.spec import RunSpec, Strategy, UnitKind, UnitPolicy
+from zeroviz.spec import Checkpointing, Offload, Optimizer, RunSpec, Strategy, UnitKind, UnitPolicy
 
 UNTIED = RunSpec(model=PRESETS["tiny-llama"], ranks=4)
 TIED = RunSpec(model=PRESETS["tiny"], ranks=4)
@@ -173,3 +173,125 @@ def test_every_start_is_waited_for_before_its_use(strategy: Strategy) -> None:
 
 def test_ranks_do_not_change_the_order() -> None:
     assert schedule(UNTIED) == schedule(replace(UNTIED, ranks=64))
+
+
+# ---- SHARD_GRAD_OP, checkpointing, micro-batches ----
+
+
+@pytest.mark.parametrize("spec", [UNTIED, TIED], ids=["untied", "tied"])
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+def test_shard_grad_op_gathers_once_and_frees_after_backward(spec: RunSpec, policy: UnitPolicy) -> None:
+    """2P on the wire, as DDP; FSDP's reshard_after_forward=False."""
+    spec = replace(spec, unit=policy, strategy=Strategy.SHARD_GRAD_OP)
+    units = [unit.index for unit in plan_for(spec).units]
+    assert {op.phase for op in schedule(spec) if op.kind is OpKind.UNSHARD} == {Phase.FORWARD}
+    assert {op.phase for op in schedule(spec) if op.kind is OpKind.RESHARD} == {Phase.BACKWARD}
+    for kind in (OpKind.UNSHARD, OpKind.RESHARD, OpKind.REDUCE_GRAD):
+        assert count(spec, kind) == dict.fromkeys(units, 1)
+
+
+def test_a_checkpointed_block_is_recomputed_in_the_window_of_its_backward() -> None:
+    """Where units are the checkpointed blocks, recomputing costs no gather: the schedule is ZeRO-3's with one op more
+    a block."""
+    plain, checkpointed = text(UNTIED, Phase.BACKWARD), text(checkpointing(UNTIED, 1), Phase.BACKWARD)
+    assert [op for op in checkpointed if not op.startswith("recompute")] == plain
+    for block in range(3):
+        assert checkpointed[checkpointed.index(f"recompute block {block}") + 1] == f"prepare grad block {block}"
+        assert checkpointed[checkpointed.index(f"recompute block {block}") + 2] == f"backward block {block}"
+
+
+def checkpointing(spec: RunSpec, blocks: int, unit: str = "block") -> RunSpec:
+    return replace(spec, checkpointing=Checkpointing(blocks), unit=UnitPolicy.parse(unit))
+
+
+def test_a_region_of_two_units_in_full() -> None:
+    """Blocks 0 and 1 are recomputed together, so block 0 is gathered for that and once more for its backward."""
+    ops = text(checkpointing(UNTIED, 2), Phase.BACKWARD)
+    start, stop = ops.index("recompute block 0") - 2, ops.index("unshard embed")
+    assert ops[start:stop] == [
+        "unshard block 0",
+        "wait unshard block 0",
+        "recompute block 0",
+        "reshard block 0",
+        "unshard block 1",
+        "wait unshard block 1",
+        "recompute block 1",
+        "prepare grad block 1",
+        "backward block 1",
+        "reshard block 1",
+        "reduce grad block 1",
+        "wait reduce block 1",
+        "unshard block 0",
+        "wait unshard block 0",
+        "prepare grad block 0",
+        "backward block 0",
+        "reshard block 0",
+        "reduce grad block 0",
+        "wait reduce block 0",
+    ]
+
+
+def test_units_finer_than_the_checkpointed_block_are_gathered_once_more() -> None:
+    """4P of the attention layers and 3P of the rest: the classic wrong nesting of FSDP inside a checkpoint."""
+    spec = checkpointing(UNTIED, 1, "layer")
+    gathers = {plan_for(spec).units[unit or 0].name: times for unit, times in count(spec, OpKind.UNSHARD).items()}
+    assert gathers == {name: 3 if name.endswith("attn") else 2 for name in (unit.name for unit in plan_for(spec).units)}
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 2, 100])
+@pytest.mark.parametrize("blocks", [1, 2, 3])
+@pytest.mark.parametrize("unit", ["model", "block", "block:2", "layer", "numel:1"])
+@pytest.mark.parametrize("spec", [UNTIED, TIED], ids=["untied", "tied"])
+def test_a_unit_is_there_when_it_computes_and_never_gathered_twice(
+    spec: RunSpec, unit: str, blocks: int, prefetch: int
+) -> None:
+    for strategy in (Strategy.ZERO3, Strategy.SHARD_GRAD_OP):
+        held: set[int | None] = set()
+        ready: set[int | None] = set()
+        for op in schedule(replace(checkpointing(spec, blocks, unit), strategy=strategy, prefetch=prefetch)):
+            if op.kind is OpKind.UNSHARD:
+                assert op.unit not in held
+                held.add(op.unit)
+            elif op.kind is OpKind.WAIT_UNSHARD:
+                assert op.unit in held
+                ready.add(op.unit)
+            elif op.kind is OpKind.RESHARD:
+                held.remove(op.unit)
+                ready.remove(op.unit)
+            elif op.kind in (OpKind.FORWARD, OpKind.RECOMPUTE, OpKind.BACKWARD):
+                assert op.unit in ready
+        assert not held
+
+
+@pytest.mark.parametrize(
+    ("strategy", "no_sync", "num_gathers", "num_prepared", "num_reduced"),
+    [
+        # Three micro-batches. Whole gradients are zeroed once; sharded ones are made and reduced each time.
+        (Strategy.DDP, None, 0, 1, 1),
+        (Strategy.DDP, False, 0, 1, 3),
+        (Strategy.ZERO1, None, 0, 1, 1),
+        (Strategy.ZERO2, None, 0, 3, 3),
+        (Strategy.ZERO2, True, 0, 1, 1),
+        (Strategy.ZERO3, None, 6, 3, 3),
+        (Strategy.ZERO3, True, 6, 1, 1),
+        (Strategy.SHARD_GRAD_OP, None, 3, 3, 3),
+    ],
+)
+def test_what_three_micro_batches_gather_and_reduce(
+    strategy: Strategy, no_sync: bool | None, num_gathers: int, num_prepared: int, num_reduced: int
+) -> None:
+    spec = replace(UNTIED, strategy=strategy, accumulation=3, no_sync=no_sync)
+    units = [unit.index for unit in plan_for(spec).units]
+    for kind, times in (
+        (OpKind.UNSHARD, num_gathers),
+        (OpKind.PREPARE_GRAD, num_prepared),
+        (OpKind.REDUCE_GRAD, num_reduced),
+        (OpKind.OPTIMIZER_STEP, 1),
+    ):
+        assert count(spec, kind) == (dict.fromkeys(units, times) if times else {}), kind
+
+
+def test_foreach_updates_all_units_in_one_op_and_offload_moves_the_update() -> None:
+    assert text(replace(UNTIED, optimizer=Optimizer.ADAMW_FOREACH), Phase.OPTIMIZER) == ["optimizer step"]
+    on_host = text(replace(UNTIED, offload=Offload.OPTIMIZER), Phase.OPTIMIZER)
+    assert on_host == [f"optimizer step on host {unit.name}" for unit in plan_for(UNTIED).units]

@@ -124,8 +124,9 @@ def test_an_op_tells_its_bytes_under_the_pointer() -> None:
     timeline = TIMELINES["measured"]
     root = ElementTree.fromstring(timeline_svg(timeline))
     marks = [path for path in root.iter(f"{SVG}path") if path.get("data-op")]
-    assert [int(str(mark.get("data-nbytes"))) for mark in marks] == [mark.span.max_nbytes for mark in timeline.ops]
-    for mark, op in zip(marks, timeline.ops, strict=True):
+    ops = [op for op in timeline.ops if op.span.stop > op.span.start]  # one of artefacts alone has no width
+    assert [int(str(mark.get("data-nbytes"))) for mark in marks] == [op.span.max_nbytes for op in ops]
+    for mark, op in zip(marks, ops, strict=True):
         tip = mark.find(f"{SVG}title")
         assert tip is not None and f"at most {op.span.max_nbytes:,} B" in (tip.text or "")
         assert f"measured at most {op.measured_max:,} B (0 B)" in (tip.text or "")

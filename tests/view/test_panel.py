@@ -19,10 +19,11 @@ from zeroviz.compare import UNEXPLAINED
 from zeroviz.errors import RunError
 from zeroviz.models import PRESETS
 from zeroviz.panel import ExplorerPanel, explorer
+from zeroviz.panel.controls import UNSET
 from zeroviz.panel.tables import tables_html
 from zeroviz.predict import predict
 from zeroviz.scene import build_scene
-from zeroviz.spec import Precision, RunSpec, Strategy, UnitKind, Zero1Form
+from zeroviz.spec import DType, Offload, Optimizer, Precision, RunSpec, Strategy, UnitKind, Zero1Form
 from zeroviz.state import TOGGLES, Explorer
 from zeroviz.trace import AllocatorReading, Category, Origin, Trace
 
@@ -57,7 +58,9 @@ def assert_shows(page: ExplorerPanel, trace: Trace) -> None:
     [
         ("strategy", Strategy.DDP), ("strategy", Strategy.ZERO2), ("ranks", 8), ("ranks", 1),
         ("precision", Precision.BF16), ("unit", UnitKind.LAYER), ("blocks", 3), ("model", PRESETS["tiny-llama"]),
-        ("batch", 8), ("seq", 16), ("prefetch", 2), ("async_reduce", True),
+        ("batch", 8), ("seq", 16), ("prefetch", 2), ("async_reduce", True), ("strategy", Strategy.SHARD_GRAD_OP),
+        ("optimizer", Optimizer.SGD_MOMENTUM), ("optimizer", Optimizer.ADAMW_8BIT), ("grad_dtype", DType.BF16),
+        ("checkpointing", True), ("offload", Offload.PARAMS), ("accumulation", 3),
     ],
 )  # fmt: skip
 def test_a_control_moves_state_picture_and_table(name: str, value: Any) -> None:
@@ -71,7 +74,8 @@ def test_the_state_moves_its_controls() -> None:
     page = panel()
     page.state.choose(ranks=12, strategy=Strategy.ZERO1, zero1_form=Zero1Form.ALL_REDUCE, batch=3, seq=77)
     for name in TOGGLES:
-        assert page.controls.widget[name].value == getattr(page.state, name), name
+        value = getattr(page.state, name)
+        assert page.controls.widget[name].value == (UNSET if value is None else value), name
     assert_shows(page, predict(page.state.spec))
 
 
@@ -89,11 +93,28 @@ def test_only_what_applies_is_enabled(strategy: Strategy) -> None:
     page = panel()
     page.state.choose(strategy=strategy)
     disabled = {name for name, control in page.controls.widget.items() if control.disabled}
-    assert disabled == {"zero1_form", "prefetch"} - {
-        Strategy.ZERO1: {"zero1_form"}, Strategy.ZERO3: {"prefetch"},
-    }.get(strategy, set())  # fmt: skip
-    page.state.choose(unit=UnitKind.MODEL)
-    assert page.controls.widget["blocks"].disabled
+    gathers = {"prefetch"} if strategy.shards_param else set()
+    only_zero1 = {"zero1_form"} if strategy is Strategy.ZERO1 else set()
+    assert disabled == {"zero1_form", "prefetch", "region", "no_sync"} - gathers - only_zero1
+    page.state.choose(unit=UnitKind.MODEL, checkpointing=True, accumulation=2)
+    disabled = {name for name in ("blocks", "region", "no_sync") if page.controls.widget[name].disabled}
+    assert disabled == {"blocks"}
+
+
+def test_what_is_unset_can_be_set_and_unset_by_its_control() -> None:
+    page = panel()
+    page.state.choose(accumulation=4)
+    for name, value in (("no_sync", False), ("grad_dtype", DType.BF16)):
+        control = page.controls.widget[name]
+        assert control.value == UNSET and getattr(page.state, name) is None
+        control.value = value
+        assert getattr(page.state, name) is value
+        assert_shows(page, predict(page.state.spec))
+        control.value = UNSET
+        assert getattr(page.state, name) is None
+    # fp32's own gradient dtype is fp32: the same spec, so the control goes back to saying so.
+    page.controls.widget["grad_dtype"].value = DType.FP32
+    assert page.controls.widget["grad_dtype"].value == UNSET and page.state.grad_dtype is None
 
 
 @pytest.mark.parametrize("strategy", Strategy)

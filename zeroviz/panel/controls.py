@@ -11,13 +11,17 @@ from typing import Any
 import ipywidgets as widgets  # type: ignore[import-untyped]
 
 from zeroviz.models import PRESETS, Family, ModelShape
-from zeroviz.spec import Precision, Strategy, UnitKind, Zero1Form
+from zeroviz.spec import DType, Offload, Optimizer, Precision, Strategy, UnitKind, Zero1Form
 from zeroviz.state import Explorer
 
 RANKS = (*range(1, 9), 16, 32, 64)
 """Up to 8 run on a laptop; the larger ones are for arithmetic."""
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
+ACCUMULATIONS = (1, 2, 3, 4, 8, 16, 32, 64)
 SEQS = tuple(2**power for power in range(4, 18))
+
+UNSET = ""
+"""What a control shows for None, which to a widget means that nothing is chosen."""
 
 _UNITS = (("whole model", UnitKind.MODEL), ("block", UnitKind.BLOCK), ("layer", UnitKind.LAYER))
 _DESCRIPTIONS = {
@@ -29,8 +33,15 @@ _DESCRIPTIONS = {
     "model": ("model", "The model; small ones run here, large ones are for prediction"),
     "batch": ("batch", "Sequences on each rank"),
     "seq": ("sequence", "Tokens in a sequence"),
+    "optimizer": ("optimizer", "What updates the parameters: how many moments it keeps, and what it makes meanwhile"),
+    "grad_dtype": ("gradient", "Number format in which gradients are added up, reduced and kept"),
+    "checkpointing": ("recompute", "Keep only the inputs of blocks in forward and run them again in backward"),
+    "region": ("together", "Transformer blocks that are recomputed together; for recompute"),
+    "offload": ("offload", "Which states lie in the host's memory instead of the device's"),
+    "accumulation": ("micro-batches", "Batches whose gradients are added up before one update"),
+    "no_sync": ("reduce", "In which micro-batch gradients are reduced; for 2 micro-batches or more"),
     "zero1_form": ("gradient by", "How ZeRO-1 brings the gradient to its owner; for ZeRO-1"),
-    "prefetch": ("prefetch", "Units gathered ahead of the one in use; for ZeRO-3"),
+    "prefetch": ("prefetch", "Units gathered ahead of the one in use; for ZeRO-3 and SHARD_GRAD_OP"),
     "async_reduce": ("", "Let a unit's gradient reduction overlap the next unit's backward"),
     "zoom": (
         "axis",
@@ -52,6 +63,13 @@ class Controls:
             "model": widgets.Dropdown(options=[(_model_words(model), model) for model in PRESETS.values()]),
             "unit": _buttons(_UNITS),
             "blocks": widgets.IntSlider(min=1, max=1),
+            "optimizer": widgets.Dropdown(options=[(_optimizer_words(kind), kind) for kind in Optimizer]),
+            "grad_dtype": _buttons((("as precision", UNSET), ("fp32", DType.FP32), ("bf16", DType.BF16))),
+            "checkpointing": _buttons((("nothing", False), ("blocks", True))),
+            "region": widgets.IntSlider(min=1, max=1),
+            "offload": _buttons((place.value, place) for place in Offload),
+            "accumulation": widgets.SelectionSlider(options=ACCUMULATIONS),
+            "no_sync": _buttons((("as usual", UNSET), ("in the last", True), ("in each", False))),
             "zero1_form": _buttons((form.value, form) for form in Zero1Form),
             "prefetch": widgets.IntSlider(min=0, max=1),
             "zoom": _buttons((("to DDP's peak", False), ("to the longest bar", True))),
@@ -82,8 +100,10 @@ class Controls:
                     return
                 if name == "zoom":
                     self._state.zoom = change.new
-                elif not self._state.choose(**{name: change.new}):
-                    self.show()
+                else:
+                    self._state.choose(**{name: None if change.new == UNSET else change.new})
+                    if self._value(name) != change.new:
+                        self.show()
 
         return ask
 
@@ -93,10 +113,12 @@ class Controls:
         with state.lock:
             self._showing = True
             try:
-                self.widget["blocks"].max = state.largest("blocks")
+                for name in ("blocks", "region"):
+                    self.widget[name].max = state.largest(name)
                 self.widget["prefetch"].max = max(state.prefetch, state.largest("prefetch"))
                 _offer(self.widget["ranks"], RANKS, state.ranks)
                 _offer(self.widget["batch"], BATCHES, state.batch)
+                _offer(self.widget["accumulation"], ACCUMULATIONS, state.accumulation)
                 _offer(self.widget["seq"], _seqs(state.model), state.seq)
                 models = {_model_words(model): model for model in (*PRESETS.values(), state.model)}
                 if len(models) != len(self.widget["model"].options):
@@ -111,7 +133,8 @@ class Controls:
         """What a control shows: the Explorer's value, and DDP's own way where ZeRO-1's is no choice."""
         if name == "zero1_form" and self._state.strategy is Strategy.DDP:
             return Zero1Form.ALL_REDUCE
-        return getattr(self._state, name)
+        value = getattr(self._state, name)
+        return UNSET if value is None else value
 
     def words(self) -> dict[str, str]:
         """What each enabled control says on the page once the page has caught up with the Explorer."""
@@ -153,6 +176,10 @@ def _seqs(model: ModelShape) -> tuple[int, ...]:
     """Powers of two up to what the model has positions for, and that limit itself."""
     limit = model.positions if model.family is Family.GPT2 else min(model.positions, SEQS[-1])
     return (*(seq for seq in SEQS if seq < limit), limit)
+
+
+def _optimizer_words(optimizer: Optimizer) -> str:
+    return optimizer.value if optimizer.runs else f"{optimizer.value}, arithmetic only"
 
 
 def _model_words(model: ModelShape) -> str:

@@ -43,6 +43,19 @@ d='M5.2 5.9 9 9.7l3.8-3.8 1.2 1.2L9 12.1 4 7.1z'/%3E%3C/svg%3E"); }
 .zeroviz-picture-card .widget-html-content { width: 100%; }
 /* As tall as the window lets it be under Lab's own bars, but never so that its 14-point words fall below 13 pixels. */
 .zeroviz-picture { display: block; height: auto; max-height: max(100vh - 160px, var(--points) * 0.93px); }
+.zeroviz-pictures { display: flex; flex-flow: column; gap: 6px; min-width: 0; overflow: hidden; }
+.zeroviz-drawing { display: block; height: auto; max-height: max(100vh - 160px, var(--points) * 0.93px); }
+.zeroviz-section { overflow: hidden; }
+.zeroviz-section .zeroviz-heading { font-size: 15px; font-weight: 600; text-align: left; width: auto; height: 34px;
+  line-height: 34px; align-self: flex-start; }
+.zeroviz-row { display: flex; flex-flow: row wrap; gap: 2px 22px; align-items: center; overflow: hidden; padding: 2px; }
+.zeroviz-row > * { margin: 0; width: auto; height: auto; min-height: 32px; align-items: center; }
+.zeroviz-row .widget-label { font-size: 14px; width: auto; margin-right: 8px; }
+.zeroviz-row select, .zeroviz-row input { font-size: 14px; height: 28px; }
+.zeroviz-row .widget-toggle-buttons { display: flex; flex-flow: row nowrap; }
+.zeroviz-row .jupyter-button { font-size: 14px; width: auto; padding: 0 8px; margin: 1px; }
+.zeroviz-row .jupyter-button.mod-active { background: #0072B2; color: #fff; }
+.zeroviz-section-error { color: #a30000; font-weight: 600; font-size: 15px; margin: 6px; }
 .zeroviz-tables { color: var(--jp-ui-font-color1, #222); font-size: 13px; line-height: 1.45; }
 .zeroviz-tables .zeroviz-scroll { overflow-x: auto; }
 .zeroviz-tables .zeroviz-scroll:has(.zeroviz-memory) { overflow: auto; max-height: 560px; margin-top: 14px; }

@@ -10,8 +10,10 @@ import ipywidgets as widgets  # type: ignore[import-untyped]
 
 from zeroviz.draw import svg_text
 from zeroviz.panel.controls import Controls
+from zeroviz.panel.fit import FitSection
 from zeroviz.panel.look import CSS
 from zeroviz.panel.tables import tables_html
+from zeroviz.panel.timeline import TimelineSection
 from zeroviz.state import Explorer
 
 
@@ -29,12 +31,16 @@ class ExplorerPanel(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no 
         self.news.add_class("zeroviz-live")
         self.picture = widgets.HTML()
         self.picture.add_class("zeroviz-picture-card")
+        self.timeline = TimelineSection(state)
+        self.fit = FitSection(state)
         self.tables = widgets.HTML()
         bar = widgets.Box([self.run_button, self.stop_button, self.news])
         bar.add_class("zeroviz-bar")
         desk = widgets.Box([self.controls.box, bar])
         desk.add_class("zeroviz-desk")
-        main = widgets.Box([desk, self.picture])
+        pictures = widgets.Box([self.picture, self.timeline, self.fit])
+        pictures.add_class("zeroviz-pictures")
+        main = widgets.Box([desk, pictures])
         main.add_class("zeroviz-main")
         super().__init__([widgets.HTML(CSS), main, self.tables])
         self.add_class("zeroviz-explorer")

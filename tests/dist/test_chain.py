@@ -1,0 +1,117 @@
+"""The chain of allocator events: mended where threads disagree, rebuilt where a free is missing, and honest beyond.
+
+Totals are written out by hand: 100 bytes at rest, blocks at pointers 1, 2, ... of unlike sizes.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from cluster.chain import Chain, Link
+
+MAIN, GLOO = 1, 2
+
+
+def link(time: int, pointer: int, nbytes: int, total: int, thread: int = MAIN, *, by_backend: bool = False) -> Link:
+    return Link(time, pointer, nbytes, total, thread, f"op {time}", by_backend)
+
+
+def mark(time: int, total: int) -> Link:
+    return Link(time, 0, 0, total, MAIN, f"op {time}", is_mark=True)
+
+
+def changes(chain: Chain) -> list[tuple[int, int]]:
+    return [(each.pointer, each.nbytes) for each in chain.links]
+
+
+def assert_closed(chain: Chain, start: int) -> None:
+    total = start
+    for each in chain.links:
+        total += each.nbytes
+        assert total == each.total
+
+
+def test_events_in_order_stay_as_they_are() -> None:
+    events = [link(1, 1, 50, 150), link(2, 2, 7, 157), link(3, 1, -50, 107)]
+    chain = Chain(100, events)
+    assert chain.links == events
+    assert (chain.num_hidden_frees, chain.unattributed_nbytes) == (0, 0)
+
+
+def test_two_threads_whose_times_disagree_are_put_in_the_order_of_the_totals() -> None:
+    """gloo's thread took the lock first (100 -> 130 -> 150), but its time was written last."""
+    chain = Chain(100, [link(1, 1, 20, 150), link(2, 9, 30, 130, GLOO), link(3, 1, -20, 130)])
+    assert changes(chain) == [(9, 30), (1, 20), (1, -20)]
+    assert_closed(chain, 100)
+    assert (chain.num_hidden_frees, chain.unattributed_nbytes) == (0, 0)
+
+
+def test_a_free_without_an_event_is_rebuilt_at_the_mark_that_shows_it() -> None:
+    """A clone of 40 made by the backend is gone at the mark; the mark's place is the free's, not the next event's."""
+    events = [link(1, 1, 40, 140, by_backend=True), mark(2, 100), link(3, 2, 6, 106)]
+    chain = Chain(100, events)
+    assert changes(chain) == [(1, 40), (1, -40), (2, 6)]
+    assert chain.links[1].is_hidden and chain.links[1].place == "op 2"
+    assert_closed(chain, 100)
+    assert (chain.num_hidden_frees, chain.unattributed_nbytes) == (1, 0)
+
+
+def test_of_two_blocks_of_one_size_the_backends_is_the_one_that_went_unseen() -> None:
+    events = [link(1, 1, 40, 140), link(2, 2, 40, 180, by_backend=True), link(3, 3, 6, 146), link(4, 1, -40, 106)]
+    chain = Chain(100, events)
+    assert changes(chain) == [(1, 40), (2, 40), (2, -40), (3, 6), (1, -40)]
+    assert_closed(chain, 100)
+
+
+def test_several_blocks_may_go_between_two_events() -> None:
+    backend = [link(i, i, 10 * i, 100 + 5 * i * (i + 1), by_backend=True) for i in (1, 2, 3)]  # 10, 20 and 30
+    chain = Chain(100, [*backend, link(4, 4, 1, 111)])  # 50 are gone: 20 and 30
+    assert changes(chain)[3:] == [(2, -20), (3, -30), (4, 1)]
+    assert (chain.num_hidden_frees, chain.unattributed_nbytes) == (2, 0)
+
+
+def test_a_pointer_given_out_again_was_free() -> None:
+    """Two clones of 40: the second allocation at pointer 1 says which of them is gone."""
+    events = [link(1, 1, 40, 140, by_backend=True), link(2, 2, 40, 180, by_backend=True), link(3, 1, 9, 149)]
+    chain = Chain(100, events)
+    assert changes(chain) == [(1, 40), (2, 40), (1, -40), (1, 9)]
+    assert_closed(chain, 100)
+
+
+def test_a_free_of_the_wrong_twin_is_given_to_the_other() -> None:
+    """Of two clones one went unseen, and block 1 was taken for it. Then the event of block 1's free comes after all."""
+    events = [
+        link(1, 1, 40, 140, by_backend=True),
+        link(2, 2, 40, 180, by_backend=True),
+        mark(3, 140),
+        link(4, 1, -40, 100),
+    ]
+    chain = Chain(100, events)
+    assert changes(chain) == [(1, 40), (2, 40), (1, -40), (2, -40)]
+    assert_closed(chain, 100)
+    assert chain.unattributed_nbytes == 0
+
+
+def test_what_no_block_explains_stays_a_finding() -> None:
+    """13 bytes come from nowhere, and 5 that are no block's size go."""
+    chain = Chain(100, [link(1, 1, 40, 153), link(2, 2, 6, 154)])
+    assert changes(chain) == [(0, 13), (1, 40), (0, -5), (2, 6)]
+    assert [each.is_unattributed for each in chain.links] == [True, False, True, False]
+    assert chain.unattributed_nbytes == 13 + 5
+    assert_closed(chain, 100)
+
+
+def test_a_large_step_is_linked_in_one_pass() -> None:
+    """Each event is looked at once: 20,000 of them, every tenth block freed unseen by the backend's thread."""
+    events, total = [], 0
+    for i in range(10_000):
+        total += 64 + i
+        events.append(link(2 * i, i + 1, 64 + i, total, by_backend=i % 10 == 0))
+        total -= 64 + i
+        if i % 10:
+            events.append(link(2 * i + 1, i + 1, -64 - i, total))
+        else:
+            events.append(mark(2 * i + 1, total))
+    chain = Chain(0, events)
+    assert chain.num_hidden_frees == 1000 and chain.unattributed_nbytes == 0
+    assert all(after.total - after.nbytes == before.total for before, after in pairwise(chain.links))

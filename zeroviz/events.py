@@ -1,0 +1,152 @@
+"""What happens to a rank's memory: single changes, stretches of them that repeat, and the events of a whole step.
+
+[Note: shared changes] A large model's step is tens of thousands of changes, but blocks are alike: most of a step is the
+same few stretches over and over. A predicted step is therefore kept as parts, each a place and a shared stretch with
+its sums worked out once; it is spelt out event by event only for those who look at every event.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import NamedTuple, overload
+
+from zeroviz.category import Category
+
+Change = tuple[Category, int]
+Where = tuple[str, str, str]
+"""(phase, op, unit)"""
+
+
+class Event(NamedTuple):
+    """A change of what a rank holds: `delta_nbytes` of `category`, positive when allocated, negative when freed.
+
+    phase, op and unit say where in the step it happened: `backward`, `unshard`, `block 3`.
+    """
+
+    phase: str
+    op: str
+    unit: str
+    category: Category
+    delta_nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Crest:
+    """How far the sum over a stretch of changes rises above its start, after how many changes first, and its end."""
+
+    top: int
+    num_changes: int
+    net: int
+
+
+class Changes(tuple[Change, ...]):
+    """A stretch of changes. Its sums are worked out once: share it and do not rebuild it."""
+
+    @cached_property
+    def on_device(self) -> Crest:
+        """Of what the device holds for the step: see `Category.on_device`."""
+        return _crest([nbytes if category.on_device else 0 for category, nbytes in self])
+
+    @cached_property
+    def here(self) -> Crest:
+        """Of all categories."""
+        return _crest([nbytes for _, nbytes in self])
+
+    @cached_property
+    def net(self) -> Mapping[Category, int]:
+        """What the stretch leaves, by category."""
+        counts: Counter[Category] = Counter()
+        for category, nbytes in self:
+            counts[category] += nbytes
+        return {category: nbytes for category, nbytes in counts.items() if nbytes}
+
+
+def _crest(deltas: list[int]) -> Crest:
+    totals = list(accumulate(deltas, initial=0))
+    top = max(totals)
+    return Crest(top, totals.index(top), totals[-1])
+
+
+class Events(Sequence[Event]):
+    """The events of a step, kept as parts. See [Note: shared changes]. Equal to any sequence of the same events."""
+
+    def __init__(self, parts: Sequence[tuple[Where, Changes]]) -> None:
+        self.parts = parts
+
+    @cached_property
+    def spelt_out(self) -> tuple[Event, ...]:
+        # Event(...) would go through a Python function for each.
+        new = tuple.__new__
+        return tuple(
+            new(Event, (phase, op, unit, category, nbytes))
+            for (phase, op, unit), changes in self.parts
+            for category, nbytes in changes
+        )
+
+    def __len__(self) -> int:
+        return sum(len(changes) for _, changes in self.parts)
+
+    def __iter__(self) -> Iterator[Event]:
+        return iter(self.spelt_out)
+
+    @overload
+    def __getitem__(self, index: int) -> Event: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Event, ...]: ...
+    def __getitem__(self, index: int | slice) -> Event | tuple[Event, ...]:
+        return self.spelt_out[index]
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Events):
+            return self is other or self.spelt_out == other.spelt_out
+        return self.spelt_out == tuple(other) if isinstance(other, Sequence) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.spelt_out)
+
+    def __repr__(self) -> str:
+        return f"Events of {len(self.parts)} parts"
+
+    def first_top(self, start: int, *, here: bool) -> tuple[int, int, int]:
+        """(sum, part, changes into the part) where the sum from `start` is first largest; part -1 is before all.
+
+        here: of all categories, and not of the device's alone.
+        """
+        total = best = start
+        at = (-1, 0)
+        for number, (_, changes) in enumerate(self.parts):
+            crest = changes.here if here else changes.on_device
+            if total + crest.top > best:
+                best, at = total + crest.top, (number, crest.num_changes)
+            total += crest.net
+        return best, *at
+
+    def held_at(self, rest: Mapping[Category, int], part: int, num_changes: int) -> tuple[Counter[Category], Where]:
+        """What is held after so many changes of a part, and where that is; part -1 is before all."""
+        live = Counter(rest)
+        for _, changes in self.parts[: max(part, 0)]:
+            for category, nbytes in changes.net.items():
+                live[category] += nbytes
+        if part < 0:
+            return live, ("at rest", "", "")
+        where, changes = self.parts[part]
+        for category, nbytes in changes[:num_changes]:
+            live[category] += nbytes
+        return live, where
+
+
+def as_events(events: Sequence[Event]) -> Events:
+    """A plain sequence of events as parts, one for each op in turn."""
+    if isinstance(events, Events):
+        return events
+    parts: list[tuple[Where, list[Change]]] = []
+    for phase, op, unit, category, nbytes in events:
+        where = (phase, op, unit)
+        if not parts or parts[-1][0] != where:
+            parts.append((where, []))
+        parts[-1][1].append((category, nbytes))
+    return Events(tuple((where, Changes(changes)) for where, changes in parts))

@@ -1,0 +1,51 @@
+"""A part of the page that opens and closes. What is closed is not drawn, and so costs a toggle nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+import ipywidgets as widgets  # type: ignore[import-untyped]
+
+from zeroviz.errors import ZerovizError
+
+
+class Section(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no types
+    """A heading to press, a row of controls, and a picture. A subclass says what the picture is."""
+
+    def __init__(self, name: str, heading: str, controls: Sequence[Any], *, is_open: bool) -> None:
+        self._heading = heading
+        self.button = widgets.ToggleButton(value=is_open, tooltip=f"Show or hide: {heading}")
+        self.button.add_class("zeroviz-heading")
+        self.row = widgets.Box(list(controls))
+        self.row.add_class("zeroviz-row")
+        self.picture = widgets.HTML()
+        self.picture.add_class("zeroviz-picture-card")
+        super().__init__([self.button])
+        self.add_class("zeroviz-section")
+        self.add_class(f"zeroviz-{name}-section")
+        self.button.observe(lambda _: self._toggled(), "value")
+        self._toggled()
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self.button.value)
+
+    def svg(self) -> str:
+        """The picture, as it is now."""
+        raise NotImplementedError
+
+    def draw(self) -> None:
+        """Draw the picture anew if it can be seen. What cannot be drawn is said in its place."""
+        if not self.is_open:
+            return
+        try:
+            self.picture.value = self.svg()
+        except ZerovizError as error:
+            self.picture.value = f'<p class="zeroviz-section-error">{escape(str(error))}</p>'
+
+    def _toggled(self) -> None:
+        self.button.description = f"{'▾' if self.is_open else '▸'} {self._heading}"
+        self.children = [self.button, self.row, self.picture] if self.is_open else [self.button]
+        self.draw()

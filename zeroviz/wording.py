@@ -1,0 +1,63 @@
+"""How a step is put into words: its recipe as a sum, its settings that are not the defaults. One wording everywhere."""
+
+from __future__ import annotations
+
+from zeroviz.models import Family
+from zeroviz.partition import plan_for
+from zeroviz.spec import DType, Offload, Optimizer, RunSpec, Zero1Form
+
+
+def title(spec: RunSpec) -> str:
+    """A spec in a few words: `ZeRO-3 on 4 ranks, bf16-mixed`."""
+    ranks = "1 rank" if spec.ranks == 1 else f"{spec.ranks} ranks"
+    return f"{spec.strategy.label} on {ranks}, {spec.precision.value}"
+
+
+def recipe_sum(spec: RunSpec, per: str) -> str:
+    """What a parameter costs when nothing is sharded: `2 param + 2 grad + 4 master + 8 Adam = 16 bytes/param`."""
+    dtypes = spec.recipe
+    parts = [f"{dtypes.param.itemsize} param", f"{dtypes.grad.itemsize} grad"]
+    if dtypes.master:
+        parts.append(f"{dtypes.master.itemsize} master")
+    if dtypes.num_moments:
+        name = "Adam" if dtypes.num_moments == 2 else "momentum"
+        parts.append(f"{dtypes.num_moments * dtypes.moments.itemsize} {name}")
+    scales = " and a scale a block" if dtypes.moments is DType.INT8 else ""
+    return f"{' + '.join(parts)} = {dtypes.bytes_per_param} {per}{scales}"
+
+
+def what_text(spec: RunSpec) -> str:
+    """Model, units, batch and options: `tiny, 133,106 parameters in 4 units (block); 1 x 32 tokens on each rank`."""
+    units = len(plan_for(spec).units)
+    what = f"{spec.model.name}, {spec.model.num_params:,} parameters in {units} {'unit' if units == 1 else 'units'}"
+    batch = "" if spec.model.family is Family.BARE else f"; {spec.batch} x {spec.seq} tokens on each rank"
+    return "; ".join([f"{what} ({spec.unit}){batch}", *step_options(spec)])
+
+
+def overlap_options(spec: RunSpec) -> list[str]:
+    """The settings of communication that are not the defaults."""
+    options = []
+    if spec.zero1_form is not Zero1Form.REDUCE_SCATTER:
+        options.append(f"zero1 form {spec.zero1_form.value}")
+    if spec.prefetch:
+        options.append(f"prefetch {spec.prefetch}")
+    if spec.async_reduce:
+        options.append("async reduce")
+    return options
+
+
+def step_options(spec: RunSpec) -> list[str]:
+    """The settings of optimizer, gradient, checkpointing, offload and micro-batches that are not the defaults."""
+    options = []
+    if spec.optimizer is not Optimizer.ADAMW:
+        options.append(spec.optimizer.value)
+    if spec.grad_dtype:
+        options.append(f"gradients {spec.grad_dtype.value}")
+    if spec.checkpointing:
+        options.append(f"checkpointing {spec.checkpointing}")
+    if spec.offload is not Offload.NONE:
+        options.append(f"offload {spec.offload.value}")
+    if spec.accumulation > 1:
+        sync = {None: "", True: " without sync", False: " with sync"}[spec.no_sync]
+        options.append(f"{spec.accumulation} micro-batches{sync}")
+    return options
