@@ -50,9 +50,11 @@ class _Plan(NamedTuple):
 class FakeTensors(FakeTensorMode):  # type: ignore[no-untyped-call]
     """While it is active every new tensor is fake. `on_result`, if set, sees every tensor an operator returned."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_operator: Callable[[], None] | None = None) -> None:
+        """on_operator: called before each of the step's operators; what it raises goes on to whoever called it."""
         super().__init__(allow_non_fake_inputs=False)
         self.on_result: Callable[[Tensor], None] | None = None
+        self._on_operator = on_operator
         self._plans: dict[tuple[Any, ...], _Plan | None] = {}
         self._inside = False
         self._sole_owner: tuple[int, int] | None = None
@@ -65,6 +67,8 @@ class FakeTensors(FakeTensorMode):  # type: ignore[no-untyped-call]
             return self.dispatch(func, types, args, kwargs or {})
         if func is _ITEM:
             return 1.0 if args[0].is_floating_point() else 1
+        if self._on_operator is not None:
+            self._on_operator()
         self._inside = True
         try:
             if func is _ADD and self._adds_in_place(*args):

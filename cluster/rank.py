@@ -19,9 +19,8 @@ import torch.distributed as dist
 from cluster.allocator import cpu_counter, live_nbytes
 from cluster.collectives import Collectives
 from cluster.meter import Meter, dependence, held_by_category
-from cluster.own.step import Executor
+from cluster.steps import needs_group, steps_of
 from zeroviz.errors import SpecError
-from zeroviz.memory import rest_padding_nbytes
 from zeroviz.spec import DType, RunSpec
 from zeroviz.trace import Category, RankTrace, rank_to_dict
 
@@ -92,19 +91,19 @@ def check_precision(spec: RunSpec, device: torch.device) -> None:
 
 @contextmanager
 def joined_group(job: RankJob) -> Iterator[Collectives]:
-    """Join the run's process group for the block. A single rank needs none.
+    """Join the run's process group for the block. A single rank of our own code needs none.
 
     The group is made anew for each run, in some 50 ms: a pool of warm engines then serves any number of ranks.
     """
     num_ranks = job.spec.ranks
-    if num_ranks == 1:
+    if not needs_group(job.spec):
         yield Collectives(0, 1, None)
         return
     store = dist.FileStore(job.store_path, num_ranks)
     timeout = timedelta(seconds=job.timeout_s)
     dist.init_process_group(job.backend, store=store, rank=job.rank, world_size=num_ranks, timeout=timeout)
     try:
-        yield Collectives(job.rank, num_ranks, dist.group.WORLD)
+        yield Collectives(job.rank, num_ranks, dist.group.WORLD if num_ranks > 1 else None)
     finally:
         dist.destroy_process_group()
 
@@ -113,10 +112,11 @@ def _train(spec: RunSpec, comm: Collectives, device: torch.device) -> tuple[Rank
     """The rank's trace, and how the metered step was read."""
     # One thread a rank: ranks share the cores, and a kernel's scratch grows with its threads.
     torch.set_num_threads(1)
+    make = steps_of(spec, comm, device)
     gc.collect()
     before = live_nbytes(device)
     meter = Meter()
-    executor = Executor(spec, comm, meter, device)
+    executor = make(meter)
     losses: list[float] = []
     step_time_ns: list[int] = []
 
@@ -151,7 +151,7 @@ def _train(spec: RunSpec, comm: Collectives, device: torch.device) -> tuple[Rank
         events=recording.events,
         collectives=tuple(comm.calls),
         transfers=tuple(executor.link.transfers),
-        padding_nbytes=rest_padding_nbytes(spec, comm.rank),
+        padding_nbytes=executor.padding_nbytes(),
         step_counter_nbytes=step_counter_nbytes,
         allocator=reading,
         device_lines=recording.device_lines,

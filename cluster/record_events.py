@@ -45,8 +45,7 @@ class EventRecorder:
     def recording(self, rest: Held, settling: Settling | None) -> Iterator[None]:
         if settling is None:
             raise RuntimeError("The allocator's events are read against its counter, and there is none.")
-        for tensor, category in rest:
-            self._rest.setdefault(tensor.untyped_storage().data_ptr(), category)
+        self._remember(rest)
         self._rest_nbytes = settling.counter()
         with self._profile:
             yield
@@ -55,6 +54,11 @@ class EventRecorder:
                 live = settling.counter()
             with record_function(f"{SETTLED_RANGE}{live}"):
                 pass
+
+    def _remember(self, rest: Held) -> None:
+        """Note the addresses of what is held. No tensor stays in a variable here while the step runs."""
+        for tensor, category in rest:
+            self._rest.setdefault(tensor.untyped_storage().data_ptr(), category)
 
     def op(self, phase: str, op: str, unit: str) -> AbstractContextManager[None]:
         return record_function(f"{OP_RANGE}{phase}|{op}|{unit}")

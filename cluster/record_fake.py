@@ -49,11 +49,7 @@ class FakeRecorder:
     @contextmanager
     def recording(self, rest: Held, settling: Settling | None) -> Iterator[None]:
         """No thread of a backend is at work, so `settling` has nothing to wait for."""
-        for tensor, category in rest:
-            storage = tensor.untyped_storage()
-            if storage.nbytes() and storage._cdata not in self._live:
-                self._live[storage._cdata] = _Block(storage.nbytes(), category)
-                self._watch(storage)
+        self._remember(rest)
         self._tensors.on_result = self._see
         try:
             with self._seeing_resizes():
@@ -61,6 +57,14 @@ class FakeRecorder:
         finally:
             self._tensors.on_result = None
         self._close_op()
+
+    def _remember(self, rest: Held) -> None:
+        """Note the storages of what is held. No tensor stays in a variable here while the step runs."""
+        for tensor, category in rest:
+            storage = tensor.untyped_storage()
+            if storage.nbytes() and storage._cdata not in self._live:
+                self._live[storage._cdata] = _Block(storage.nbytes(), category)
+                self._watch(storage)
 
     @contextmanager
     def op(self, phase: str, op: str, unit: str) -> Iterator[None]:

@@ -1,20 +1,24 @@
 """The real step on fake tensors in a fake group: any model, any N, no memory.
 
-The code is that of a live run, down to the collectives' calls: `cluster.own`'s executor, torch's operators and autograd,
-torch.distributed. Fake are the tensors (`cluster.fake`) and the process group (torch's `fake` backend, which answers
-every collective at once), so one rank walks the step alone in place of N. Two steps are made: the optimizer's state
-comes with the first, the second is recorded.
+The code is that of a live run, down to the collectives' calls: our executor or torch's FSDP2, torch's operators and
+autograd, torch.distributed. Fake are the tensors (`cluster.fake`) and the process group (torch's `fake` backend, which
+answers every collective at once), so one rank walks the step alone in place of N. Two steps are made: the optimizer's
+state comes with the first, the second is recorded.
+
+Rank 0 walks. Under our own implementation ranks differ in padding only; FSDP2's differ in their optimizer's step too,
+and each kind of rank makes its own (`cluster.witness.update`).
 """
 
 from __future__ import annotations
 
 import platform
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain
 
 import torch
+import torch._dynamo  # any optimizer imports it when made: a second that is none of the rehearsal's
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -22,52 +26,130 @@ from cluster.capacity import check_runnable
 from cluster.collectives import Collectives
 from cluster.fake import FakeTensors
 from cluster.meter import Meter, held_by_category
-from cluster.own.step import Executor
+from cluster.pace import Pace
 from cluster.record_fake import FakeRecorder
-from zeroviz.backend import OnProgress, Progress, RunState
+from cluster.steps import needs_group, steps_of
+from cluster.witness.chunks import chunks_on_demand
+from cluster.witness.update import Update, alike, local_numel
+from zeroviz.backend import OnProgress
 from zeroviz.errors import RunError, SpecError
 from zeroviz.memory import rest_padding_nbytes
-from zeroviz.spec import RunSpec
-from zeroviz.trace import Origin, RankTrace, Trace, merge
+from zeroviz.schedule import Phase
+from zeroviz.spec import Implementation, RunSpec
+from zeroviz.trace import Category, Event, Origin, RankTrace, Trace
+
+CPU = torch.device("cpu")
+MAX_TOKENS = 2**24
+NOTE = (
+    "Rehearsed as on CPU, with the tensors the CPU's kernels keep and borrow; kernels' inner scratch and a backend's "
+    "copies are not there, since no kernel and no backend ran."
+)
 
 
-def rehearse(spec, on_progress=lambda p: None):
-    tensors = FakeTensors()
-    recorder = FakeRecorder(tensors)
-    meter = Meter(recorder)
-    device = torch.device("cpu")
-    with fake_group(0, spec.ranks) as comm, tensors:
-        executor = Executor(spec, comm, meter, device)
-        executor.step()
-        rest = held_by_category(executor.held_tensors())
-        counters = sum(c.untyped_storage().nbytes() for c in executor.step_counters())
-        comm.start_record()
-        executor.link.start_record()
-        held = chain(executor.held_tensors(), ((counter, None) for counter in executor.step_counters()))
-        with meter.recording(held, device) as recording:
-            executor.step()
-        ranks = [
-            RankTrace(
-                rank=r,
-                rest=rest,
-                events=recording.events,
-                collectives=tuple(comm.calls),
-                transfers=tuple(executor.link.transfers),
-                padding_nbytes=rest_padding_nbytes(spec, r),
-                step_counter_nbytes=counters,
-            )
-            for r in range(spec.ranks)
-        ]
-    return merge(Origin.REHEARSED, spec, ranks)
+def rehearse(spec: RunSpec, on_progress: OnProgress | None = None, poll: Callable[[], None] | None = None) -> Trace:
+    """The step of `spec`, every rank's. SpecError for what cannot be run at all; RunError inside a process group.
+
+    on_progress: gets an estimate first if it is going to take long. poll: called every few milliseconds; what it
+    raises ends the rehearsal.
+    """
+    check_rehearsable(spec)
+    if dist.is_initialized():
+        raise RunError("A rehearsal makes a process group of its own, and this process is in one; leave that first.")
+    with Pace(spec, on_progress, poll) as pace:
+        first = _walk(spec, pace)
+        ranks = _fsdp2_ranks(spec, first, pace) if spec.impl is Implementation.FSDP2 else _own_ranks(spec, first)
+    environment = {"torch": torch.__version__, "python": platform.python_version(), "meter": FakeRecorder.method}
+    return Trace(Origin.REHEARSED, spec, ranks, environment, notes=(NOTE,))
+
+
+def check_rehearsable(spec: RunSpec) -> None:
+    """Raise SpecError for a model without layers, and for a batch that would take minutes to write down."""
+    check_runnable(spec)
+    if spec.num_tokens_per_rank > MAX_TOKENS:
+        raise SpecError(
+            f"batch {spec.batch:,} of seq {spec.seq:,} is {spec.num_tokens_per_rank:,} tokens on each rank, which a "
+            f"rehearsal reads one by one; use at most {MAX_TOKENS:,}, or `zeroviz predict`."
+        )
 
 
 @contextmanager
-def fake_group(rank: int, num_ranks: int) -> Iterator[Collectives]:
-    if num_ranks == 1:
-        yield Collectives(0, 1, None)
+def fake_group(spec: RunSpec, rank: int) -> Iterator[Collectives]:
+    """Be `rank` of `spec.ranks` ranks for the block. The others do not exist."""
+    if not needs_group(spec):
+        yield Collectives(rank, 1, None)
         return
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=num_ranks)
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=spec.ranks)
     try:
-        yield Collectives(rank, num_ranks, dist.group.WORLD)
+        yield Collectives(rank, spec.ranks, dist.group.WORLD if spec.ranks > 1 else None)
     finally:
         dist.destroy_process_group()
+
+
+def _walk(spec: RunSpec, pace: Pace) -> RankTrace:
+    """Rank 0's trace, checked."""
+    tensors = FakeTensors(pace.operator)
+    meter = Meter(FakeRecorder(tensors))
+    with fake_group(spec, 0) as comm:
+        make = steps_of(spec, comm, CPU)
+        with tensors:
+            with chunks_on_demand():
+                steps = make(meter)
+            steps.step()
+            rest = held_by_category(steps.held_tensors())
+            step_counter_nbytes = sum(counter.untyped_storage().nbytes() for counter in steps.step_counters())
+            comm.start_record()
+            steps.link.start_record()
+            held = chain(steps.held_tensors(), ((counter, None) for counter in steps.step_counters()))
+            with meter.recording(held, CPU) as recording:
+                steps.step()
+            trace = RankTrace(
+                rank=0,
+                rest=rest,
+                events=recording.events,
+                collectives=tuple(comm.calls),
+                transfers=tuple(steps.link.transfers),
+                padding_nbytes=steps.padding_nbytes(),
+                step_counter_nbytes=step_counter_nbytes,
+            )
+    trace.check()
+    return trace
+
+
+def _own_ranks(spec: RunSpec, first: RankTrace) -> tuple[RankTrace, ...]:
+    return tuple(
+        replace(first, rank=rank, padding_nbytes=rest_padding_nbytes(spec, rank)) for rank in range(spec.ranks)
+    )
+
+
+def _fsdp2_ranks(spec: RunSpec, first: RankTrace, pace: Pace) -> tuple[RankTrace, ...]:
+    """Every rank's trace: rank 0's, with the optimizer's step of the rank's kind."""
+    before = tuple(event for event in first.events if event.phase != Phase.OPTIMIZER.value)
+    padded_nbytes = first.rest[Category.SHARDED_PARAM] + first.rest[Category.SHARDED_GRAD]
+    ranks = []
+    for kind in alike(spec):
+        trace = first
+        if kind[0] > 0:
+            moments_nbytes, events = _update(spec, kind[0], pace)
+            needed_nbytes = 2 * spec.recipe.param.itemsize * local_numel(spec, kind[0])
+            trace = replace(
+                first,
+                rest={**first.rest, Category.OPTIMIZER_STATE: moments_nbytes},
+                events=before + events,
+                padding_nbytes=padded_nbytes - needed_nbytes,
+            )
+            trace.check()
+        ranks += [replace(trace, rank=rank) for rank in kind]
+    return tuple(sorted(ranks, key=lambda rank: rank.rank))
+
+
+def _update(spec: RunSpec, rank: int, pace: Pace) -> tuple[int, tuple[Event, ...]]:
+    """Bytes of the rank's moments, and the events of its optimizer's step."""
+    tensors = FakeTensors(pace.operator)
+    meter = Meter(FakeRecorder(tensors))
+    with tensors:
+        update = Update(spec, rank, meter, CPU)
+        update.step()
+        moments_nbytes = sum(held_by_category(update.moments()).values())
+        with meter.recording(update.held_tensors(), CPU) as recording:
+            update.step()
+    return moments_nbytes, tuple(recording.events)

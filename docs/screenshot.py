@@ -29,7 +29,7 @@ def main() -> None:
         explorer.wait_run("done", "failed", timeout_s=RUN_S)
         if explorer.run_state() == "failed":
             raise SystemExit(f"The run failed: {explorer.error()}")
-        explorer.root.locator("svg g[data-origin=live]").first.wait_for()
+        explorer.root.locator("svg [data-origin=live]").first.wait_for()
         explorer.root.evaluate("root => root.scrollIntoView({ block: 'start' })")
         page.wait_for_timeout(1000)
         page.screenshot(path=ROOT / "docs" / "explorer.png")

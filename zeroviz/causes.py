@@ -17,6 +17,7 @@ OVERLAPPED_COPIES = "beside compute, gloo's copies come and go as its thread get
 WATCHED_SUMS = "the step was watched by a dispatch mode, under which autograd adds gradients out of place"
 WORKSPACES = "cuBLAS's workspaces, one for each thread and stream, which the categories leave out"
 AWAITING = "blocks already given back that another stream still works on"
+HELD_BEFORE = "held at rest already"
 CUDA_KERNELS = "CUDA's kernels keep and borrow other tensors than the CPU's, which the prediction counts"
 
 

@@ -11,6 +11,7 @@ from zeroviz.capacities import DEFAULT_GPU, DEFAULT_RESERVE_NBYTES, parse_capaci
 from zeroviz.cli_spec import spec_from_args
 from zeroviz.errors import SpecError
 from zeroviz.facts import GPU_CAPACITY_NBYTES
+from zeroviz.implementations import check_predictable
 from zeroviz.quantity import GIB, format_nbytes
 from zeroviz.spec import Precision, RunSpec, Strategy, Zero1Form, parse_enum
 
@@ -53,6 +54,7 @@ def _specs(args: argparse.Namespace) -> list[RunSpec]:
         form = parse_enum(Zero1Form, args.zero1_form, "--zero1-form")
         given = {**given, "zero1_form": None}
     base = spec_from_args(argparse.Namespace(**given))
+    check_predictable(base)
     if args.strategy is not None:
         strategies, form = (base.strategy,), base.zero1_form
     precisions = tuple(Precision) if args.precision is None else (base.precision,)

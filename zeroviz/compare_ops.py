@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from enum import Enum
 
 from zeroviz.category import Category
-from zeroviz.causes import BF16_SCRATCH, CUDA_KERNELS, OVERLAPPED_COPIES, UNEXPLAINED, WATCHED_SUMS, is_unexplained
+from zeroviz.causes import (
+    BF16_SCRATCH,
+    CUDA_KERNELS,
+    HELD_BEFORE,
+    OVERLAPPED_COPIES,
+    UNEXPLAINED,
+    WATCHED_SUMS,
+    is_unexplained,
+)
 from zeroviz.maxima import Pair, everything, pairs, spans
 from zeroviz.trace import RankTrace
 
@@ -120,7 +128,7 @@ def leak_rows(theirs: RankTrace, rows: list[OpRow]) -> list[LeakRow]:
 
 def _rows(found: Iterable[Pair], rank: int, figure: Figure, cause_of: Callable[[Pair], str]) -> list[OpRow]:
     rows: list[OpRow] = []
-    culprit = "the rest"
+    culprit = ""  # until an op is found, it was there before the step
     for pair in found:
         if not pair.difference and not pair.left:
             continue
@@ -128,9 +136,9 @@ def _rows(found: Iterable[Pair], rank: int, figure: Figure, cause_of: Callable[[
         cause = cause_of(pair)
         if is_unexplained(cause):
             if pair.carried and left == -pair.carried:
-                cause = f"freed here and not in {culprit}"
+                cause = f"freed here and not in {culprit or 'time'}"
             elif not left and pair.difference == pair.carried:
-                cause = f"left by {culprit}"
+                cause = f"left by {culprit}" if culprit else HELD_BEFORE
             elif left:
                 culprit = where_text(*pair.where)
         rows.append(OpRow(rank, figure, *pair.where, pair.predicted_most, pair.measured_most, pair.left, cause))

@@ -13,7 +13,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from zeroviz.category import Category
-from zeroviz.paper import Paper, Shape, text_width
+from zeroviz.paper import CLEAR, Paper, Shape, text_width
 from zeroviz.style import BLUE, FIGURE_INCHES, FONT_POINTS, INK, MUTED, PAINT, PAPER, RULE, label_of
 from zeroviz.timeline import OpMark, Timeline
 from zeroviz.timeline_part import Part
@@ -260,7 +260,7 @@ class _Sheet:
             x, span = self.x(start), largest.span
             data = {"op": span.op, "unit": span.unit, "phase": span.phase, "nbytes": str(span.max_nbytes)}
             self.paper.rectangle(
-                x, plot.top, self.x(stop) - x, plot.bottom - plot.top, tip=_tip(largest, marks[-1]), data=data
+                x, plot.top, self.x(stop) - x, plot.bottom - plot.top, CLEAR, tip=_tip(largest, marks[-1]), data=data
             )
 
     def _foot(self, y: float) -> float:

@@ -45,9 +45,11 @@ def model_from_config(config: Any, *, name: str) -> ModelShape:
     """A ModelShape from a parsed config.json.
 
     Sizes must be there. Other missing fields take the family's default: num_key_value_heads is num_attention_heads (8
-    for Mistral), head_dim is hidden_size / num_attention_heads (which must be whole), tie_word_embeddings is true for
-    GPT-2 and false for Llama. Raises SpecError for a missing, wrong-typed or impossible field, for another family, and
-    for parts whose parameters would not be counted.
+    for Mistral, where only null means that), head_dim is hidden_size / num_attention_heads (which must be whole),
+    tie_word_embeddings is true for GPT-2 and false for Llama and Mistral. A config with a `text_config` is that one's.
+    Raises SpecError for a missing, wrong-typed or impossible field, for another family, for parts whose parameters
+    would not be counted, and where the two levels of a nested config contradict each other.
+    (Defaults: configuration_llama.py, configuration_mistral.py and configuration_gpt2.py of Hugging Face transformers.)
     """
     if not isinstance(config, dict):
         raise SpecError(f"The config of {name!r} is a JSON {type(config).__name__}; it must be an object with fields.")
@@ -57,8 +59,9 @@ def model_from_config(config: Any, *, name: str) -> ModelShape:
                 f"The config of {name!r} has a {part!r}, whose parameters are not counted here; give the part "
                 "'text_config' alone as a config.json."
             )
+    outside: dict[str, Any] = {}
     if isinstance(config.get("text_config"), dict):
-        config = config["text_config"]
+        config, outside = config["text_config"], config
     for key in ("num_local_experts", "num_experts", "add_cross_attention"):
         if config.get(key):
             raise SpecError(
@@ -67,10 +70,19 @@ def model_from_config(config: Any, *, name: str) -> ModelShape:
     model_type = config.get("model_type")
     fields = _Fields(config, name)
     if model_type == "gpt2":
-        return _gpt2(fields)
-    if isinstance(model_type, str) and model_type in _LLAMA_TYPES:
-        return _llama(fields)
-    raise SpecError(f"The config of {name!r} has model_type {model_type!r}; supported are {_SUPPORTED}.")
+        model = _gpt2(fields)
+    elif isinstance(model_type, str) and model_type in _LLAMA_TYPES:
+        model = _llama(fields)
+    else:
+        raise SpecError(f"The config of {name!r} has model_type {model_type!r}; supported are {_SUPPORTED}.")
+    ties = outside.get("tie_word_embeddings")
+    if ties is not None and ties is not model.tied:
+        # Which of the two a loader follows depends on its version, and a whole embedding depends on it.
+        raise SpecError(
+            f"The config of {name!r} has tie_word_embeddings = {ties!r} outside 'text_config' and means {model.tied} "
+            "inside it; set it in 'text_config'."
+        )
+    return model
 
 
 class _Fields:
@@ -80,6 +92,10 @@ class _Fields:
         self._config = config
         self.name = name or "config"
         self.is_mistral = config.get("model_type") == "mistral"
+
+    def lacks(self, key: str) -> bool:
+        """Whether the field is not there at all; null is there."""
+        return key not in self._config
 
     def count(self, key: str, default: int | None = None) -> int:
         value = self._config.get(key)
@@ -146,6 +162,8 @@ def _gpt2(fields: _Fields) -> ModelShape:
 def _llama(fields: _Fields) -> ModelShape:
     fields.one_of("hidden_act", _LLAMA_ACTIVATIONS)
     hidden, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
+    # Mistral's 8 is the default of a field that is not there; null means one key-value head a head, as for Llama.
+    kv_heads = 8 if fields.is_mistral and fields.lacks("num_key_value_heads") else heads
     # An explicit head_dim need not be hidden / heads; only the default must come out whole.
     head_dim = fields.count("head_dim", 0) or fields.quotient("hidden_size", "num_attention_heads", (hidden, heads))
     return ModelShape(
@@ -155,10 +173,10 @@ def _llama(fields: _Fields) -> ModelShape:
         hidden=hidden,
         layers=fields.count("num_hidden_layers"),
         heads=heads,
-        kv_heads=fields.count("num_key_value_heads", 8 if fields.is_mistral else heads),
+        kv_heads=fields.count("num_key_value_heads", kv_heads),
         head_dim=head_dim,
         ffn=fields.count("intermediate_size"),
-        positions=fields.count("max_position_embeddings", 2048),
+        positions=fields.count("max_position_embeddings", 32 * 4096 if fields.is_mistral else 2048),
         tied=fields.flag("tie_word_embeddings", False),
         attention_bias=fields.flag("attention_bias", False),
         mlp_bias=fields.flag("mlp_bias", False),

@@ -27,6 +27,8 @@ FILE_FORMATS = ("svg", "png", "pdf")
 BASELINE = 0.36
 """How far below its middle a line of text has its baseline, in sizes of its font."""
 HATCH_POINTS = 7.0
+CLEAR = "transparent"
+"""A fill that shows nothing and yet is found by the pointer, unlike None, of which only the edge is."""
 BACKING = 0.88
 _ANCHOR = {"start": "left", "middle": "center", "end": "right"}
 
@@ -35,7 +37,10 @@ Points = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A closed polygon or, with `fill` None and `is_open`, a line. `tip` is its tooltip, `data` its data attributes."""
+    """A closed polygon or, if `is_open`, a line. `tip` is its tooltip, `data` its data attributes, `dash` in points.
+
+    A hatch has the colour of the edge.
+    """
 
     points: Points
     fill: str | None = None
@@ -81,11 +86,13 @@ class Paper:
         fill: str | None = None,
         hatch: str | None = None,
         line: float = 0.0,
+        edge: str = INK,
+        dash: tuple[float, ...] = (),
         tip: str = "",
         data: dict[str, str] | None = None,
     ) -> None:
         corners = ((x, y), (x + width, y), (x + width, y + height), (x, y + height))
-        self.add(Shape(corners, fill, hatch, line=line, tip=tip, data=data or {}))
+        self.add(Shape(corners, fill, hatch, edge, line, dash, tip=tip, data=data or {}))
 
     def line(self, points: Points, color: str = INK, width: float = 1.0, dash: tuple[float, ...] = ()) -> None:
         self.add(Shape(points, edge=color, line=width, dash=dash, is_open=True))
@@ -116,8 +123,8 @@ class Paper:
 
     def svg(self, name: str, sentence: str) -> str:
         """One `<svg>` element of class `name`, as wide as its cell; `sentence` is what it says to a screen reader."""
-        hatches = {(s.fill, s.hatch) for s in self.shapes if isinstance(s, Shape) and s.hatch}
-        body = "".join(_pattern(str(fill), str(hatch)) for fill, hatch in sorted(hatches, key=str))
+        hatches = {(str(s.fill), s.hatch, s.edge) for s in self.shapes if isinstance(s, Shape) and s.hatch}
+        body = "".join(_pattern(*hatch) for hatch in sorted(hatches))
         body = f"<defs>{body}</defs>" if body else ""
         body += "".join(_svg_shape(s) if isinstance(s, Shape) else _svg_words(s) for s in self.shapes)
         return (
@@ -145,15 +152,18 @@ class Paper:
                         fontweight="bold" if shape.is_bold else "normal", ha=_ANCHOR[shape.anchor], va="baseline",
                         color=shape.color, bbox=back if shape.is_backed else None,
                     )  # fmt: skip
-                elif shape.is_open:
-                    style: Any = (0, shape.dash) if shape.dash else "solid"
+                    continue
+                # matplotlib counts dashes in widths of the line.
+                style: Any = (0, [dash / shape.line for dash in shape.dash]) if shape.dash else "solid"
+                fill = "none" if shape.fill in (None, CLEAR) else shape.fill
+                if shape.is_open:
                     xs, ys = zip(*shape.points, strict=True)
                     axes.add_line(Line2D(xs, ys, color=shape.edge, linewidth=shape.line, linestyle=style, zorder=order))
-                elif shape.fill or shape.line:
+                elif shape.line or fill != "none":
                     axes.add_patch(
                         Polygon(
-                            shape.points, closed=True, facecolor=shape.fill or "none", edgecolor=shape.edge,
-                            linewidth=shape.line, hatch=shape.hatch, zorder=order,
+                            shape.points, closed=True, facecolor=fill, edgecolor=shape.edge, linewidth=shape.line,
+                            linestyle=style, hatch=shape.hatch, zorder=order, joinstyle="miter",
                         )
                     )  # fmt: skip
             return figure
@@ -211,9 +221,7 @@ def _path(points: Points, is_open: bool) -> str:
 def _svg_shape(shape: Shape) -> str:
     fill = shape.fill or "none"
     if shape.hatch:
-        fill = f"url(#{_pattern_id(str(shape.fill), shape.hatch)})"
-    elif shape.tip and shape.fill is None:
-        fill = "transparent"  # or the pointer would not find it
+        fill = f"url(#{_pattern_id(str(shape.fill), shape.hatch, shape.edge)})"
     stroke = f' stroke="{shape.edge}" stroke-width="{shape.line:g}"' if shape.line else ""
     dash = f' stroke-dasharray="{" ".join(map(_number, shape.dash))}"' if shape.dash else ""
     data = "".join(f' data-{name}="{escape(value)}"' for name, value in shape.data.items())
@@ -239,12 +247,12 @@ def _svg_words(words: Words) -> str:
     )
 
 
-def _pattern_id(fill: str, hatch: str) -> str:
+def _pattern_id(fill: str, hatch: str, ink: str) -> str:
     """The same in every picture of a page, for the same pattern."""
-    return f"zeroviz-{fill.lstrip('#')}-{hatch.encode().hex()}"
+    return f"zeroviz-{fill.lstrip('#')}-{hatch.encode().hex()}-{ink.lstrip('#')}"
 
 
-def _pattern(fill: str, hatch: str) -> str:
+def _pattern(fill: str, hatch: str, ink: str) -> str:
     """A hatch in matplotlib's letters as an SVG pattern; a letter more is a finer one."""
     side = HATCH_POINTS * 2 / max(1, len(hatch))
     strokes = {
@@ -258,7 +266,7 @@ def _pattern(fill: str, hatch: str) -> str:
     lines = "".join(strokes[letter] for letter in letters)
     round_ends = ' stroke-linecap="round" stroke-width="1.8"' if letters == "." else ' stroke-width="0.7"'
     return (
-        f'<pattern id="{_pattern_id(fill, hatch)}" width="{side:g}" height="{side:g}" patternUnits="userSpaceOnUse">'
-        f'<rect width="{side:g}" height="{side:g}" fill="{fill}"/><path d="{lines}" stroke="{INK}"{round_ends} '
+        f'<pattern id="{_pattern_id(fill, hatch, ink)}" width="{side:g}" height="{side:g}" patternUnits="userSpaceOnUse">'
+        f'<rect width="{side:g}" height="{side:g}" fill="{fill}"/><path d="{lines}" stroke="{ink}"{round_ends} '
         'fill="none"/></pattern>'
     )

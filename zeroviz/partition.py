@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import groupby
+from itertools import groupby, pairwise
 
 from zeroviz.models import ModelShape, NamedShape, Sublayer, SublayerKind
 from zeroviz.policies import KEEP_ALL
@@ -197,3 +197,17 @@ def shard_padding_numel(unit: Unit, spec: RunSpec, rank: int) -> int:
     """How many of the rank's shard elements are padding."""
     start, stop = shard_bounds(unit, spec, rank)
     return (stop - start) - max(0, min(stop, unit.numel) - min(start, unit.numel))
+
+
+def alike_stretches(spec: RunSpec) -> tuple[range, ...]:
+    """Stretches of neighbouring ranks whose shards have equal padding in every unit; all ranks are one where none pads.
+
+    A unit's shards are full up to the rank in which it ends, that one is partly padding, and those after are all of it.
+    """
+    borders = {0, spec.ranks}
+    if is_sharded(spec):
+        for unit in plan_for(spec).units:
+            whole, rest = divmod(unit.numel, shard_numel(unit, spec))
+            borders |= {whole, whole + (rest > 0)}
+    ordered = sorted(border for border in borders if border <= spec.ranks)
+    return tuple(range(start, stop) for start, stop in pairwise(ordered))

@@ -5,15 +5,18 @@ The walk visits the ops that `cluster.own` executes, in the same order, and book
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 from zeroviz import activations, artefacts
 from zeroviz.collectives import CollectiveOp
+from zeroviz.implementations import check_predictable
 from zeroviz.ledger import Ledger
 from zeroviz.link import Direction, Transfer
 from zeroviz.memory import rest_by_category, rest_padding_nbytes, step_counter_nbytes
 from zeroviz.models import Family
-from zeroviz.partition import Plan, Unit, buffer_numel, plan_for, shard_numel
+from zeroviz.partition import Plan, Unit, alike_stretches, buffer_numel, plan_for, shard_numel
+from zeroviz.rank_trace import AlikeRanks
 from zeroviz.schedule import Op, OpKind, schedule
 from zeroviz.spec import DType, RunSpec, Strategy, Zero1Form
 from zeroviz.tape import Sizes
@@ -31,24 +34,27 @@ BARE_NOTE = (
 def predict(spec: RunSpec) -> Trace:
     """The predicted trace of one step: every rank's rest, events and collectives.
 
-    Ranks differ in padding only, so they share one list of events.
+    Ranks differ in padding only, so they share one list of events. SpecError for an implementation that is not our own.
     """
+    check_predictable(spec)
     walk = _Walk(spec, plan_for(spec))
     for op in schedule(spec):
         walk.visit(op)
     events, collectives, transfers = walk.ledger.events, tuple(walk.collectives), tuple(walk.transfers)
     rest = rest_by_category(spec)
-    ranks = tuple(
-        RankTrace(
-            rank=rank,
-            rest=rest,
-            events=events,
-            collectives=collectives,
-            transfers=transfers,
-            padding_nbytes=rest_padding_nbytes(spec, rank),
-            step_counter_nbytes=step_counter_nbytes(spec),
-        )
-        for rank in range(spec.ranks)
+    first = RankTrace(
+        rank=0,
+        rest=rest,
+        events=events,
+        collectives=collectives,
+        transfers=transfers,
+        step_counter_nbytes=step_counter_nbytes(spec),
+    )
+    ranks = AlikeRanks(
+        [
+            (stretch, replace(first, rank=stretch.start, padding_nbytes=rest_padding_nbytes(spec, stretch.start)))
+            for stretch in alike_stretches(spec)
+        ]
     )
     notes = (BARE_NOTE,) if spec.model.family is Family.BARE else ()
     return Trace(Origin.PREDICTED, spec, ranks, notes=notes)

@@ -7,13 +7,14 @@ points, fonts or colours.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from zeroviz.axis import Tick, amount, axis_unit, axis_words, ticks
 from zeroviz.collectives import CollectiveOp, ring_sent_nbytes
 from zeroviz.compare import Moment, place_text
 from zeroviz.errors import TraceError
+from zeroviz.rank_trace import alike
 from zeroviz.spec import RunSpec, Strategy
 from zeroviz.trace import CATEGORY_ORDER, Category, Origin, Peak, RankTrace, Trace
 from zeroviz.wording import recipe_sum, title, what_text
@@ -178,14 +179,18 @@ def _groups(predicted: Trace, measured: Trace | None) -> list[tuple[int, ...]]:
         return [(rank.rank,) for rank in predicted.ranks]
     groups: list[list[int]] = []
     last_key: object = None
-    for index, ours in enumerate(predicted.ranks):
-        key = [_figures(ours), None if measured is None else _figures(measured.ranks[index])]
+    for ranks, ours in alike(predicted.ranks) if measured is None else _one_by_one(predicted):
+        key = [_figures(ours), None if measured is None else _figures(measured.ranks[ranks.start])]
         if key == last_key:
-            groups[-1].append(ours.rank)
+            groups[-1] += ranks
         else:
-            groups.append([ours.rank])
+            groups.append(list(ranks))
         last_key = key
     return [tuple(group) for group in groups]
+
+
+def _one_by_one(trace: Trace) -> Iterator[tuple[range, RankTrace]]:
+    return ((range(rank.rank, rank.rank + 1), rank) for rank in trace.ranks)
 
 
 def _figures(rank: RankTrace) -> tuple[object, ...]:
@@ -254,7 +259,7 @@ def _subtitle(
 
 def _wire_line(trace: Trace, unit: str) -> str:
     """What a rank sends in a step, and how many times what DDP's one all-reduce of the gradient sends."""
-    spec, sent = trace.spec, max(rank.sent_nbytes for rank in trace.ranks)
+    spec, sent = trace.spec, max(rank.sent_nbytes for _, rank in alike(trace.ranks))
     if spec.ranks == 1:
         return "Wire: nothing; one rank has nobody to send to"
     gradient = spec.model.num_params * spec.recipe.grad.itemsize
@@ -265,9 +270,10 @@ def _wire_line(trace: Trace, unit: str) -> str:
 
 def _peak_line(source: str, trace: Trace, unit: str) -> str:
     """The rank with the largest peak, and where it stands."""
-    highest = max(trace.ranks, key=lambda rank: rank.peak().total)
+    distinct = [rank for _, rank in alike(trace.ranks)]
+    highest = max(distinct, key=lambda rank: rank.peak().total)
     peak: Peak = highest.peak()
-    whose = "every rank" if len({rank.peak().total for rank in trace.ranks}) == 1 else f"rank {highest.rank}"
+    whose = "every rank" if len({rank.peak().total for rank in distinct}) == 1 else f"rank {highest.rank}"
     return (
         f"{source}: {amount(highest.rest_nbytes, unit)} at rest, peak {amount(peak.total, unit)} "
         f"in {place_text(peak)}, {whose if len(trace.ranks) > 1 else 'the only rank'}"
@@ -281,7 +287,7 @@ def _notes(predicted: Trace, measured: Trace | None, groups: list[tuple[int, ...
         notes.append(
             f"{len(predicted.ranks)} ranks in {rows}: neighbours with equal bytes and equal padding share one."
         )
-    padding = [rank.padding_nbytes for rank in predicted.ranks]
+    padding = [rank.padding_nbytes for ranks, rank in alike(predicted.ranks) for _ in ranks]
     if any(padding):
         notes.append(f"Padding within what is held at rest: {_padding_text(padding)}.")
     if measured is not None:

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from zeroviz.errors import SpecError
+from zeroviz.implementations import check_implementation
 from zeroviz.models import PRESETS, Family, ModelShape
 from zeroviz.policies import KEEP_ALL, ONE_BLOCK, Checkpointing, Offload, UnitKind, UnitPolicy
 from zeroviz.precision import DType, Optimizer, Precision, Recipe, recipe_of
@@ -115,6 +116,7 @@ class RunSpec:
         self._check_units()
         self._check_strategy()
         self._check_options()
+        check_implementation(self)
 
     def _check_units(self) -> None:
         model, unit = self.model, self.unit

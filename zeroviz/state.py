@@ -27,6 +27,7 @@ from zeroviz.models import PRESETS, ModelShape
 from zeroviz.peak import peak_of
 from zeroviz.predict import predict
 from zeroviz.quantity import format_nbytes
+from zeroviz.rank_trace import alike
 from zeroviz.scene import Reference, Scene, build_scene
 from zeroviz.spec import DType, Offload, Optimizer, Precision, RunSpec, Strategy, UnitKind, Zero1Form
 from zeroviz.timeline import Timeline, build_timeline, distinct_ranks
@@ -191,7 +192,7 @@ class Explorer(HasTraits):
     @property
     def short_bars(self) -> str:
         """A sentence when DDP's peak leaves the bars too short to be read; else empty."""
-        longest = max(rank.peak().total for rank in self.predicted.ranks)
+        longest = max(rank.peak().total for _, rank in alike(self.predicted.ranks))
         if self.zoom or longest * MAX_TIMES_LONGER > ddp_peak(self.spec).nbytes:
             return ""
         return "The bars are short beside DDP's; set axis to the longest bar to see what they are made of."
@@ -199,7 +200,7 @@ class Explorer(HasTraits):
     @property
     def too_large(self) -> str:
         """A sentence when the ranks together need more than this machine's memory; else empty."""
-        need = sum(rank.peak().total for rank in self.predicted.ranks)
+        need = sum(len(ranks) * rank.peak().total for ranks, rank in alike(self.predicted.ranks))
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if need <= total:
             return ""

@@ -56,6 +56,8 @@ class Implementation(Enum):
 
     OWN = "own"
     """The teaching implementation of this repository (`cluster/own`)."""
+    FSDP2 = "fsdp2"
+    """torch's `fully_shard`, code we did not write (`cluster/witness/fsdp2.py`): run or rehearsed, not predicted."""
 
 
 class Zero1Form(Enum):

@@ -14,13 +14,17 @@ from textwrap import wrap
 from zeroviz.collectives import CollectiveOp
 from zeroviz.columns import WIDTH, columns, entry
 from zeroviz.compare import place_text
+from zeroviz.gathered import divided_nbytes
 from zeroviz.models import Family
 from zeroviz.partition import Unit, buffer_numel, is_sharded, plan_for
 from zeroviz.quantity import format_binary_nbytes, format_decimal_nbytes
+from zeroviz.rank_trace import alike
 from zeroviz.spec import RunSpec, Strategy
+from zeroviz.tables_host import host_table, link_table
+from zeroviz.tables_options import batch_text, option_entries, scales_nbytes, unit_entries
 from zeroviz.tables_step import step_table
 from zeroviz.trace import Category, RankTrace, Trace
-from zeroviz.wording import overlap_options, recipe_sum, step_options
+from zeroviz.wording import overlap_options, recipe_sum
 
 MAX_UNIT_LINES = 12
 _HEADER_LABEL_WIDTH = 10
@@ -38,24 +42,29 @@ _HELD = {
 class RankGroup:
     """Ranks that hold the same bytes at rest and at the peak and send the same; `first` stands for all of them."""
 
-    ranks: tuple[int, ...]
+    stretches: tuple[range, ...]
     first: RankTrace
 
     @property
+    def num_ranks(self) -> int:
+        return sum(map(len, self.stretches))
+
+    @property
     def label(self) -> str:
-        return rank_label(self.ranks)
+        return stretch_label(self.stretches)
 
 
 def render(trace: Trace) -> str:
     """The whole report of one trace."""
     lines = header(trace)
     for group in rank_groups(trace):
-        every = "each rank" if len(group.ranks) == len(trace.ranks) else group.label
+        every = "each rank" if group.num_ranks == len(trace.ranks) else group.label
         parts = [
             _at_rest(trace, group, every),
-            _at_peak(group, every),
+            _at_peak(trace.spec, group, every),
             step_table(every, group.first),
             _wire(trace.spec, group, every),
+            link_table(every, group.first),
         ]
         lines += [line for part in parts if part for line in ("", *part)]
     for note in trace.notes:
@@ -72,65 +81,79 @@ def header(trace: Trace) -> list[str]:
     lines = [f"{trace.origin.value.upper()}: {spec.strategy.label} on {ranks}, {model.name}{sizes}", ""]
     lines += entry("strategy", _HELD[spec.strategy], _HEADER_LABEL_WIDTH)
     lines += entry("recipe", f"{spec.precision.value}: {recipe_sum(spec, 'bytes/param')}", _HEADER_LABEL_WIDTH)
-    if options := ", ".join([*overlap_options(spec), *step_options(spec)]):
+    if options := ", ".join(overlap_options(spec)):
         lines += entry("options", options, _HEADER_LABEL_WIDTH)
-    sequences = f"{spec.batch:,} sequence{'s' * (spec.batch > 1)}"
-    batch = f"{sequences} of {spec.seq:,} = {spec.num_tokens_per_rank:,} tokens on each rank"
-    if model.family is Family.BARE:
-        batch = "not counted: a bare count has no layers and so no activations"
-    lines += entry("batch", batch, _HEADER_LABEL_WIDTH)
+    for label, text in (*option_entries(spec), ("batch", batch_text(spec))):
+        lines += entry(label, text, _HEADER_LABEL_WIDTH)
     return [*lines, "", *_units(spec)]
 
 
 def rank_label(ranks: Sequence[int]) -> str:
     """`rank 3`, `ranks 0-2`, `ranks 0-2, 5`."""
-    spans = []
-    for _, run in groupby(enumerate(ranks), lambda pair: pair[1] - pair[0]):
-        members = [rank for _, rank in run]
-        spans.append(str(members[0]) if len(members) == 1 else f"{members[0]}-{members[-1]}")
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(spans)
+    return stretch_label([range(rank, rank + 1) for rank in ranks])
+
+
+def stretch_label(stretches: Sequence[range]) -> str:
+    """The same of stretches of ranks, in order; neighbours are joined."""
+    joined: list[range] = []
+    for ranks in stretches:
+        if joined and joined[-1].stop == ranks.start:
+            joined[-1] = range(joined[-1].start, ranks.stop)
+        else:
+            joined.append(ranks)
+    spans = [str(span.start) if len(span) == 1 else f"{span.start}-{span.stop - 1}" for span in joined]
+    many = len(joined) > 1 or len(joined[0]) > 1
+    return f"rank{'s' * many} {', '.join(spans)}"
 
 
 def rank_groups(trace: Trace) -> tuple[RankGroup, ...]:
     """Fold ranks that are alike."""
-    groups: dict[tuple[object, ...], list[RankTrace]] = {}
+    groups: dict[tuple[object, ...], list[tuple[range, RankTrace]]] = {}
     seen: dict[tuple[int, int, int], tuple[object, ...]] = {}
-    for rank in trace.ranks:
+    for ranks, rank in alike(trace.ranks):
         # Predicted ranks share their lists, so identity spares a walk over the same events for each of 1,024 ranks.
         identity = (id(rank.rest), id(rank.events), id(rank.collectives))
         if identity not in seen:
             peak = rank.peak()
             held = (tuple(rank.at_rest.items()), peak.total, peak.phase, peak.op, peak.unit)
             seen[identity] = (*held, tuple(peak.by_category.items()), rank.wire())
-        groups.setdefault(seen[identity], []).append(rank)
-    return tuple(RankGroup(tuple(rank.rank for rank in ranks), ranks[0]) for ranks in groups.values())
+        groups.setdefault(seen[identity], []).append((ranks, rank))
+    return tuple(RankGroup(tuple(ranks for ranks, _ in group), group[0][1]) for group in groups.values())
 
 
 def _padding_lines(trace: Trace) -> list[str]:
-    """How much of the rest is padding, ranks that pad alike folded; nothing where there is none."""
-    by_nbytes: dict[int, list[int]] = {}
-    for rank in trace.ranks:
-        by_nbytes.setdefault(rank.padding_nbytes, []).append(rank.rank)
+    """How much of the rest, the host's included, is padding, ranks that pad alike folded; nothing if there is none."""
+    by_nbytes: dict[int, list[range]] = {}
+    for ranks, rank in alike(trace.ranks):
+        by_nbytes.setdefault(rank.padding_nbytes, []).append(ranks)
     if set(by_nbytes) == {0}:
         return []
     if len(by_nbytes) > 4:
         text = f"from {min(by_nbytes):,} B to {max(by_nbytes):,} B a rank"
     else:
-        text = "; ".join(f"{rank_label(ranks)}: {nbytes:,} B" for nbytes, ranks in by_nbytes.items())
-    return entry("  of this, padding", text)
+        text = "; ".join(f"{stretch_label(ranks)}: {nbytes:,} B" for nbytes, ranks in by_nbytes.items())
+    has_host = bool(trace.ranks[0].at_rest_on_host)
+    return entry("  of both, padding" if has_host else "  of this, padding", text)
 
 
 def _at_rest(trace: Trace, group: RankGroup, every: str) -> list[str]:
     num_params = trace.spec.model.num_params
     lines = _held_table(f"AT REST, {every}", group.first.at_rest, num_params)
+    lines += host_table(every, group.first, num_params)
+    if scales := scales_nbytes(trace.spec):
+        lines += entry("  of this, scales", f"{scales:,} B, fp32, of the quantized moments")
     lines += _padding_lines(trace)
-    counters = group.first.step_counter_nbytes
-    return lines + entry("  not counted", f"{counters:,} B of step counters, one scalar a unit")
+    if counters := group.first.step_counter_nbytes:
+        lines += entry("  not counted", f"{counters:,} B of step counters, one scalar a unit")
+    return lines
 
 
-def _at_peak(group: RankGroup, every: str) -> list[str]:
+def _at_peak(spec: RunSpec, group: RankGroup, every: str) -> list[str]:
     peak = group.first.peak()
-    return [*_held_table(f"AT THE PEAK, {every}", peak.by_category), *entry("  when", place_text(peak))]
+    lines = [*_held_table(f"AT THE PEAK, {every}", peak.by_category), *entry("  when", place_text(peak))]
+    divided = divided_nbytes(spec, peak)
+    text = f"{format_decimal_nbytes(divided)}; {format_decimal_nbytes(peak.total - divided)} do not"
+    return lines + entry("  falls with N", text if divided else "nothing: it is the same whatever N")
 
 
 def _held_table(title: str, held: Mapping[Category, int], num_params: int | None = None) -> list[str]:
@@ -186,7 +209,10 @@ def _units(spec: RunSpec) -> list[str]:
         folded = [row for row in middle if row[3]]
         gap = [[f"  .. {len(middle) - len(folded)} lines more", "", "", ""]]
         rows = [*rows[: MAX_UNIT_LINES - 1], *gap, *folded, rows[-1]]
-    return columns(rows)
+    lines = columns(rows)
+    for label, text in unit_entries(spec):
+        lines += entry(label, text)
+    return lines
 
 
 def _runs(units: Sequence[Unit]) -> list[list[Unit]]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from textwrap import wrap
 
 from zeroviz.columns import WIDTH, columns, entry
-from zeroviz.compare import AllocatorRow, Comparison, MemoryRow, Moment, WireRow, compare, place_text
+from zeroviz.compare import AllocatorRow, Comparison, MemoryRow, WireRow, compare, outside_words, place_text
 from zeroviz.quantity import format_decimal_nbytes
+from zeroviz.residuals import Held, Residual, op_notes, residuals
 from zeroviz.tables import header, rank_groups, rank_label
+from zeroviz.tables_device import device_section
 from zeroviz.tables_step import step_table
-from zeroviz.trace import RankTrace, Trace
+from zeroviz.trace import Peak, RankTrace, Trace
 
 MAX_LOSS_RANKS = 8
 MAX_LOSS_STEPS = 5
@@ -22,17 +25,25 @@ def render_live(predicted: Trace, measured: Trace) -> str:
     lines = header(measured)
     comparison = compare(predicted, measured)
     for group in rank_groups(measured):
-        every = "each rank" if len(group.ranks) == len(measured.ranks) else group.label
-        rank = group.first.rank
-        lines += ["", *_held(f"AT REST, {every}", comparison.of_rank(rank, Moment.REST))]
-        lines += ["", *_held(f"AT THE PEAK, {every}", comparison.of_rank(rank, Moment.PEAK))]
-        lines += _when(predicted.ranks[rank], group.first)
-        lines += ["", *step_table(every, predicted.ranks[rank], group.first)]
-        lines += ["", *_wire(f"ON THE WIRE, {every}", [row for row in comparison.wire if row.rank == rank])]
-    lines += [*_allocator(comparison, measured), *_losses(measured), *_step_time(measured), *_environment(measured)]
+        every = "each rank" if group.num_ranks == len(measured.ranks) else group.label
+        ours, theirs = predicted.ranks[group.first.rank], group.first
+        parts = [_residual(every, residual, ours, theirs) for residual in _tables(comparison, theirs)]
+        parts += [
+            _differing_ops(comparison, theirs),
+            wrap(outside_words(theirs), WIDTH),
+            step_table(every, ours, theirs),
+            _wire(f"ON THE WIRE, {every}", [row for row in comparison.wire if row.rank == theirs.rank]),
+        ]
+        lines += [line for part in parts if part for line in ("", *part)]
+    lines += [*_allocator(comparison, measured), *device_section(measured)]
+    lines += [*_losses(measured), *_step_time(measured), *_environment(measured)]
     for note in measured.notes:
         lines += ["", *wrap(f"Note: {note}", WIDTH)]
     return "\n".join(lines) + "\n"
+
+
+def _tables(comparison: Comparison, rank: RankTrace) -> tuple[Residual, ...]:
+    return residuals(comparison, rank.rank, rank.step_counter_nbytes)
 
 
 def _pair(label: str, expected: int, got: int) -> list[str]:
@@ -40,20 +51,46 @@ def _pair(label: str, expected: int, got: int) -> list[str]:
     return [f"  {label}", f"{expected:,}", f"{got:,}", difference, format_decimal_nbytes(got)]
 
 
-def _held(title: str, rows: Sequence[MemoryRow]) -> list[str]:
-    def label(row: MemoryRow) -> str:
-        return row.category.value if row.category else "total"
+def _residual(every: str, residual: Residual, ours: RankTrace, theirs: RankTrace) -> list[str]:
+    """One table: categories, their sum, what of it is unexplained, and the causes of the rest."""
+    table = [[f"{residual.held.value.upper()}, {every}", *_HEADS]]
+    table += [_pair(_label(row), row.predicted, row.measured) for row in residual.rows]
+    if counters := residual.step_counter_nbytes:
+        table.append(_pair("step counters", counters, counters))
+    table.append(_pair("total", residual.total.predicted, residual.total.measured))
+    table.append(["  unexplained", "", "", f"{residual.unexplained_nbytes:,}", ""])
+    lines = columns(table)
+    for cause, rows in residual.causes:
+        lines += entry("  why", f"{', '.join(map(_label, rows))}: {cause}")
+    if residual.held is Held.NCCL:
+        lines += _when(ours.peak(), theirs.peak())
+    elif residual.held is Held.HERE:
+        lines += _when(ours.machine_peak(), theirs.machine_peak())
+    return lines
 
-    table = [[title, *_HEADS], *(_pair(label(row), row.predicted, row.measured) for row in rows)]
-    causes = [f"{label(row)}: {row.cause}" for row in rows if row.category and row.cause]
-    return [*columns(table), *(line for cause in causes for line in entry("  why", cause))]
+
+def _label(row: MemoryRow) -> str:
+    return row.category.value if row.category else "total"
 
 
-def _when(expected: RankTrace, got: RankTrace) -> list[str]:
-    predicted, measured = place_text(expected.peak()), place_text(got.peak())
+def _when(expected: Peak, got: Peak) -> list[str]:
+    predicted, measured = place_text(expected), place_text(got)
     if predicted == measured:
         return entry("  when, both", measured)
     return [*entry("  when, predicted", predicted), *entry("  when, measured", measured)]
+
+
+def _differing_ops(comparison: Comparison, rank: RankTrace) -> list[str]:
+    """The ops that are not as predicted, by cause, and what is still held when the step is over."""
+    lines = []
+    for note in op_notes(comparison, rank.rank):
+        ops = f"{note.num_ops:,} op" + "s" * (note.num_ops > 1)
+        words = f"{note.figure.value}, by up to {note.largest:+,} B, first in {note.place}: {note.cause}"
+        lines += entry(f"NOT AS PREDICTED, {ops}", words, label_width=30)
+    for leak in (leak for leak in comparison.leaks if leak.rank == rank.rank):
+        words = f"{leak.nbytes:+,} B of {leak.category.value}, left by {leak.place}: {leak.cause}"
+        lines += entry("STILL HELD AT THE END", words, label_width=30)
+    return lines
 
 
 def _wire(title: str, rows: Sequence[WireRow]) -> list[str]:
@@ -72,7 +109,7 @@ def _allocator(comparison: Comparison, measured: Trace) -> list[str]:
     """The allocator's figures beside the measured categories: two meters of one process, never mixed."""
     alike: dict[tuple[object, ...], list[AllocatorRow]] = {}
     for row in comparison.allocator:
-        figures = (row.categories_growth_nbytes, row.allocator_growth_nbytes, row.outside_nbytes, row.cause)
+        figures = (replace(row, rank=0), measured.ranks[row.rank].step_counter_nbytes)
         alike.setdefault(figures, []).append(row)
     lines: list[str] = []
     for rows in alike.values():
@@ -85,6 +122,8 @@ def _allocator(comparison: Comparison, measured: Trace) -> list[str]:
             _pair("growth to the peak", row.categories_growth_nbytes, row.allocator_growth_nbytes),
         ]
         lines += ["", *columns(table)]
+        if row.unattributed_nbytes:
+            lines += entry("  unattributed", f"{row.unattributed_nbytes:,} B of the allocator's total without a block")
         if counters := measured.ranks[row.rank].step_counter_nbytes:
             lines += entry("  of it at rest", f"{counters:,} B of step counters, one scalar a unit")
         lines += entry("  why", row.cause) if row.cause else []

@@ -13,6 +13,8 @@ from itertools import groupby
 from zeroviz.compare import place_text
 from zeroviz.course import Course, OpSpan, align, columns, course_of
 from zeroviz.errors import TraceError
+from zeroviz.rank_trace import alike
+from zeroviz.recall import recall
 from zeroviz.scene import SOURCE_LABEL, Reference
 from zeroviz.spec import RunSpec
 from zeroviz.timeline_part import Overlay, Part, device_part, host_part, reaching
@@ -140,11 +142,20 @@ def distinct_ranks(drawn: Trace, measured: Trace | None = None) -> tuple[int, ..
     """The first of the ranks that share one timeline, for each timeline there is."""
     seen: dict[object, int] = {}
     traces = [trace for trace in (drawn, measured) if trace is not None]
-    for rank in range(len(drawn.ranks)):
-        # Predicted ranks share their events, so their course is one object and compares at once.
-        key = tuple(course_of(trace.ranks[rank]).ops for trace in traces)
+    for rank in range(len(drawn.ranks)) if measured is not None else [ranks.start for ranks, _ in alike(drawn.ranks)]:
+        # What is here beside goes by chance: gloo's thread may come before or after the next op has begun.
+        key = tuple(_device_levels(course_of(trace.ranks[rank])) for trace in traces)
         seen.setdefault(key, rank)
     return tuple(seen.values())
+
+
+def _device_levels(course: Course) -> tuple[object, ...]:
+    """What the device holds over the step, op by op; remembered, for predicted ranks share one course."""
+    return recall(
+        "levels",
+        (course,),
+        lambda: tuple((*span.key, span.max_nbytes, span.end_nbytes) for span in course.ops if span.stop > span.start),
+    )
 
 
 def _stretches(course: Course, phases: Sequence[Band], most: int) -> list[tuple[int, int, int]]:

@@ -22,7 +22,7 @@ def recipe_sum(spec: RunSpec, per: str) -> str:
     if dtypes.num_moments:
         name = "Adam" if dtypes.num_moments == 2 else "momentum"
         parts.append(f"{dtypes.num_moments * dtypes.moments.itemsize} {name}")
-    scales = " and a scale a block" if dtypes.moments is DType.INT8 else ""
+    scales = " and scales" if dtypes.moments is DType.INT8 else ""
     return f"{' + '.join(parts)} = {dtypes.bytes_per_param} {per}{scales}"
 
 

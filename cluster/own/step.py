@@ -18,7 +18,7 @@ from cluster.own.zero1 import Zero1Unit
 from cluster.own.zero2 import Zero2Unit
 from cluster.own.zero3 import Zero3Unit
 from cluster.text import Batch, load_batch
-from zeroviz.memory import rest_places
+from zeroviz.memory import rest_padding_nbytes, rest_places
 from zeroviz.partition import plan_for
 from zeroviz.schedule import Op, OpKind, schedule
 from zeroviz.spec import RunSpec, Strategy
@@ -188,6 +188,10 @@ class Executor:
     def step_counters(self) -> Iterator[torch.Tensor]:
         """The optimizer's step counters, which no category counts."""
         return (value for name, value in self._optimizer_state() if name == STEP_COUNTER)
+
+    def padding_nbytes(self) -> int:
+        """How many bytes of what is held at rest are padding."""
+        return rest_padding_nbytes(self.spec, self.comm.rank)
 
     def _optimizer_state(self) -> Iterator[tuple[str, torch.Tensor]]:
         """(name, tensor) of all that torch's optimizers keep; nothing before the first step."""

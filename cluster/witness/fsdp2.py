@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
-from torch.distributed.tensor import DTensor
 
 from cluster.collectives import Collectives
 from cluster.dtypes import TORCH_DTYPE
@@ -30,6 +29,7 @@ from cluster.model import SublayerModule, build_sublayer, initial_value
 from cluster.own.optimizer import make_optimizer
 from cluster.own.step import STEP_COUNTER
 from cluster.text import load_batch
+from cluster.witness.chunks import local_part
 from cluster.witness.marked import ZERO_GRAD, Chain, Marks, Segment
 from zeroviz.partition import plan_for
 from zeroviz.schedule import OpKind, Phase
@@ -103,7 +103,7 @@ class FSDP2:
 
     def held_tensors(self) -> Iterator[tuple[Tensor, Category]]:
         """Everything the rank holds between steps."""
-        yield from ((_local(parameter), Category.SHARDED_PARAM) for parameter in self._parameters)
+        yield from ((local_part(parameter), Category.SHARDED_PARAM) for parameter in self._parameters)
         yield from ((grad, Category.SHARDED_GRAD) for grad in self._sharded_grads())
         for name, value in self._optimizer_state():
             if name != STEP_COUNTER:
@@ -119,11 +119,11 @@ class FSDP2:
         return sum(held.values()) - sum(tensor.nbytes for tensor, _ in self.held_tensors())
 
     def _sharded_grads(self) -> Iterator[Tensor]:
-        return (_local(parameter.grad) for parameter in self._parameters if parameter.grad is not None)
+        return (local_part(parameter.grad) for parameter in self._parameters if parameter.grad is not None)
 
     def _optimizer_state(self) -> Iterator[tuple[str, Tensor]]:
         for state in self.optimizer.state.values():
-            yield from ((name, _local(value)) for name, value in state.items() if value is not None)
+            yield from ((name, local_part(value)) for name, value in state.items() if value is not None)
 
 
 class _Gather(AllGather):
@@ -144,7 +144,7 @@ class _Gather(AllGather):
 
 
 class _Reduce(ReduceScatter):
-    """fully_shard's reduce-scatter, likewise. Its output becomes the gradient; it is tagged so when backward is over."""
+    """fully_shard's reduce-scatter, likewise. Its output becomes the gradient, and is tagged so after backward."""
 
     def __init__(self, comm: Collectives, meter: Meter) -> None:
         self._comm, self._meter = comm, meter
@@ -158,8 +158,3 @@ class _Reduce(ReduceScatter):
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
     ) -> None:
         self._comm.reduce_scatter(output_tensor, input_tensor, average=op == dist.ReduceOp.AVG).wait()
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """This rank's part of a DTensor, without a new view; other tensors as they are."""
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor

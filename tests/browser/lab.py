@@ -184,7 +184,7 @@ class ExplorerPage:
     def bars(self, origin: str = "predicted") -> list[int]:
         """How long the outline of each bar of the picture is, in bytes."""
         return self.root.locator(
-            f'svg.zeroviz-picture g[data-category="outline"][data-origin="{origin}"]'
+            f'svg.zeroviz-picture [data-category="outline"][data-origin="{origin}"]'
         ).evaluate_all("bars => bars.map(bar => Number(bar.dataset.nbytes))")
 
     def title(self) -> str:

@@ -100,10 +100,12 @@ def assert_exact(rank: RankTrace, predicted: RankTrace) -> None:
 
 
 @pytest.mark.parametrize("model", ["tiny", "tiny-llama"])
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_in_fp32_the_allocators_peak_is_predicted(rank_pool: RankPool, model: str, ranks: int) -> None:
+@pytest.mark.parametrize(("ranks", "units"), [(1, ["block"]), (2, ["model", "layer"]), (3, ["block"])])
+def test_in_fp32_the_allocators_peak_is_predicted(
+    rank_pool: RankPool, model: str, ranks: int, units: list[str]
+) -> None:
     for strategy in Strategy:
-        for unit in ("model", "block", "layer"):
+        for unit in units:
             spec = RunSpec(
                 model=PRESETS[model], strategy=strategy, ranks=ranks, unit=UnitPolicy.parse(unit), seq=17, steps=2
             )
@@ -138,17 +140,21 @@ def test_the_naive_form_and_recomputation_are_exact_here_too(rank_pool: RankPool
 
 
 def test_as_on_nccl_and_as_here_are_two_figures(rank_pool: RankPool) -> None:
-    """ZeRO-3 in one unit on two ranks. While gloo gathers P = 133106 parameters it holds them twice."""
-    spec = RunSpec(ranks=2, unit=UnitPolicy.parse("model"), **TINY)
+    """ZeRO-2 on two ranks: while gloo reduces the largest unit, 37238 elements with padding, it holds them twice.
+
+    On NCCL the peak is one op earlier, where backward of the unit holds its last temporaries.
+    """
+    spec = RunSpec(ranks=2, strategy=Strategy.ZERO2, **TINY)
     trace, comparison = compared(rank_pool, spec)
     for rank, row in zip(trace.ranks, comparison.allocator, strict=True):
         copies, most = 0, 0
         for event in rank.events:
             copies += event.delta_nbytes if event.category is Category.BACKEND_COPY else 0
             most = max(most, copies)
-        assert most == 133106 * 4
+        assert most == 37238 * 4
         assert rank.machine_peak().total == rank.allocator.peak_nbytes  # type: ignore[union-attr]
         assert row.device_growth_nbytes == rank.peak().total - rank.rest_nbytes < row.categories_growth_nbytes
+        assert (rank.peak().op, rank.machine_peak().op) == ("backward", "reduce grad")
         assert not any(category.is_artefact for category in rank.peak().by_category)
 
 

@@ -38,7 +38,7 @@ _DESCRIPTIONS = {
     "checkpointing": ("recompute", "Keep only the inputs of blocks in forward and run them again in backward"),
     "region": ("together", "Transformer blocks that are recomputed together; for recompute"),
     "offload": ("offload", "Which states lie in the host's memory instead of the device's"),
-    "accumulation": ("micro-batches", "Batches whose gradients are added up before one update"),
+    "accumulation": ("accumulate", "Batches whose gradients are added up before one update"),
     "no_sync": ("reduce", "In which micro-batch gradients are reduced; for 2 micro-batches or more"),
     "zero1_form": ("gradient by", "How ZeRO-1 brings the gradient to its owner; for ZeRO-1"),
     "prefetch": ("prefetch", "Units gathered ahead of the one in use; for ZeRO-3 and SHARD_GRAD_OP"),
@@ -63,6 +63,8 @@ class Controls:
             "model": widgets.Dropdown(options=[(_model_words(model), model) for model in PRESETS.values()]),
             "unit": _buttons(_UNITS),
             "blocks": widgets.IntSlider(min=1, max=1),
+            "batch": widgets.SelectionSlider(options=BATCHES),
+            "seq": widgets.SelectionSlider(options=SEQS),
             "optimizer": widgets.Dropdown(options=[(_optimizer_words(kind), kind) for kind in Optimizer]),
             "grad_dtype": _buttons((("as precision", UNSET), ("fp32", DType.FP32), ("bf16", DType.BF16))),
             "checkpointing": _buttons((("nothing", False), ("blocks", True))),
@@ -72,10 +74,8 @@ class Controls:
             "no_sync": _buttons((("as usual", UNSET), ("in the last", True), ("in each", False))),
             "zero1_form": _buttons((form.value, form) for form in Zero1Form),
             "prefetch": widgets.IntSlider(min=0, max=1),
-            "zoom": _buttons((("to DDP's peak", False), ("to the longest bar", True))),
             "async_reduce": widgets.Checkbox(description="overlap reduction and compute", indent=False),
-            "batch": widgets.SelectionSlider(options=BATCHES),
-            "seq": widgets.SelectionSlider(options=SEQS),
+            "zoom": _buttons((("to DDP's peak", False), ("to the longest bar", True))),
         }
         rows = []
         for name, control in self.widget.items():

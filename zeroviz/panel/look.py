@@ -42,12 +42,13 @@ d='M5.2 5.9 9 9.7l3.8-3.8 1.2 1.2L9 12.1 4 7.1z'/%3E%3C/svg%3E"); }
 .zeroviz-picture-card { background: #fff; border: 1px solid #ccc; border-radius: 6px; padding: 4px; overflow: hidden; }
 .zeroviz-picture-card .widget-html-content { width: 100%; }
 /* As tall as the window lets it be under Lab's own bars, but never so that its 14-point words fall below 13 pixels. */
-.zeroviz-picture { display: block; height: auto; max-height: max(100vh - 160px, var(--points) * 0.93px); }
 .zeroviz-pictures { display: flex; flex-flow: column; gap: 6px; min-width: 0; overflow: hidden; }
 .zeroviz-drawing { display: block; height: auto; max-height: max(100vh - 160px, var(--points) * 0.93px); }
+.zeroviz-drawing text, .zeroviz-drawing rect { pointer-events: none; }
 .zeroviz-section { overflow: hidden; }
 .zeroviz-section .zeroviz-heading { font-size: 15px; font-weight: 600; text-align: left; width: auto; height: 34px;
-  line-height: 34px; align-self: flex-start; }
+  line-height: 34px; align-self: flex-start; background: none; padding: 0 4px; }
+.zeroviz-section .zeroviz-heading.mod-active { background: none; box-shadow: none; }
 .zeroviz-row { display: flex; flex-flow: row wrap; gap: 2px 22px; align-items: center; overflow: hidden; padding: 2px; }
 .zeroviz-row > * { margin: 0; width: auto; height: auto; min-height: 32px; align-items: center; }
 .zeroviz-row .widget-label { font-size: 14px; width: auto; margin-right: 8px; }
