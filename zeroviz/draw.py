@@ -14,7 +14,7 @@ from zeroviz.compare import Moment
 from zeroviz.paper import Paper, text_width
 from zeroviz.quantity import format_nbytes
 from zeroviz.scene import Row, Scene, Segment
-from zeroviz.style import BLUE, FIGURE_INCHES, FONT_POINTS, INK, MUTED, PADDING, PAINT, PAPER, RULE, label_of
+from zeroviz.style import BLUE, FIGURE_INCHES, FONT_POINTS, INK, MUTED, PADDING, PAINT, PAPER, RULE, label_of, short_of
 from zeroviz.trace import Origin
 
 NAME = "zeroviz-picture"
@@ -99,7 +99,7 @@ class _Sheet:
         for entry in scene.legend:
             paint = PADDING if entry.category is None else PAINT[entry.category]
             hatch = paint.hatch if entry.category is None or not entry.held else None
-            words = PADDING.label if entry.category is None else label_of(entry.category, scene.spec.strategy)
+            words = PADDING.label if entry.category is None else label_of(entry.category, scene.spec)
             advance = 32 + text_width(words)
             if x + advance > WIDTH - MARGIN / 2:
                 x, y = MARGIN, y + LINE * 1.2
@@ -171,7 +171,7 @@ class _Sheet:
     def _segment(self, segment: Segment) -> None:
         paint, row = PAINT[segment.category], self.scene.rows[segment.row]
         x, stop = self.x(segment.start), self.x(segment.start + segment.nbytes)
-        label = label_of(segment.category, self.scene.spec.strategy)
+        label = label_of(segment.category, self.scene.spec)
         self.paper.rectangle(
             x, self.y(row) + INSET, stop - x, self.bar - 2 * INSET, paint.color,
             paint.hatch if segment.moment is Moment.PEAK else None, line=0.8 if stop - x > 4 else 0,
@@ -184,7 +184,9 @@ class _Sheet:
         paint, row = PAINT[segment.category], self.scene.rows[segment.row]
         x, stop = self.x(segment.start), self.x(segment.start + segment.nbytes)
         is_hatched = segment.moment is Moment.PEAK
-        lines = _label_lines(paint.short, self.scene.amount(segment.nbytes), stop - x - 6, self.bar)
+        lines = _label_lines(
+            short_of(segment.category, self.scene.spec), self.scene.amount(segment.nbytes), stop - x - 6, self.bar
+        )
         ink = PAPER if paint.color == BLUE and not is_hatched else INK
         for number, line in enumerate(lines):
             middle = self.y(row) + self.bar / 2 + LINE * 0.9 * (number - (len(lines) - 1) / 2)

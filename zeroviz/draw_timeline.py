@@ -14,7 +14,7 @@ from pathlib import Path
 
 from zeroviz.category import Category
 from zeroviz.paper import CLEAR, Paper, Shape, text_width
-from zeroviz.style import BLUE, FIGURE_INCHES, FONT_POINTS, INK, MUTED, PAINT, PAPER, RULE, label_of
+from zeroviz.style import BLUE, FIGURE_INCHES, FONT_POINTS, INK, MUTED, PAINT, PAPER, RULE, label_of, short_of
 from zeroviz.timeline import OpMark, Timeline
 from zeroviz.timeline_part import Part
 
@@ -148,8 +148,8 @@ class _Sheet:
     def _key(self, y: float, rest: Sequence[Category], part: Part) -> float:
         """Swatches for the areas without a name of their own, and the lines. Returns where the next line goes."""
         paper, x = self.paper, MARGIN
-        strategy = self.timeline.spec.strategy
-        entries: list[tuple[str, Category | None, Dash]] = [(label_of(c, strategy), c, ()) for c in rest]
+        spec = self.timeline.spec
+        entries: list[tuple[str, Category | None, Dash]] = [(label_of(c, spec), c, ()) for c in rest]
         if part.is_measured:
             entries.append(("measured", None, ()))
         if part.has_artefacts:
@@ -226,13 +226,13 @@ class _Sheet:
         part = plot.part
         category = part.categories[level]
         sizes = [column.held[level] for column in part.columns]
-        label = label_of(category, self.timeline.spec.strategy)
+        label = label_of(category, self.timeline.spec)
         up_to = "" if min(sizes) == max(sizes) else "up to "
         uppers = [plot.y(nbytes) for nbytes in tops[level + 1]]
         lowers = [plot.y(nbytes) for nbytes in tops[level]]
         # Off the peak's line and the phases', or the words would be struck through.
         off = (self.x(self.timeline.peak.moment), *(x for _, _, x, _ in self.edges[1:]))
-        full, short = f"{label} {up_to}{part.amount(max(sizes))}", PAINT[category].short
+        full, short = f"{label} {up_to}{part.amount(max(sizes))}", short_of(category, self.timeline.spec)
         for words, lines in ((full, off), (label, off), (full, ()), (label, ()), (short, off), (short, ())):
             found = _roomiest(edges, uppers, lowers, text_width(words) + 10, lines)
             if found is not None and found[0] >= LINE * 1.02:

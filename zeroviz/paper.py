@@ -266,7 +266,7 @@ def _pattern(fill: str, hatch: str, ink: str) -> str:
     lines = "".join(strokes[letter] for letter in letters)
     round_ends = ' stroke-linecap="round" stroke-width="1.8"' if letters == "." else ' stroke-width="0.7"'
     return (
-        f'<pattern id="{_pattern_id(fill, hatch, ink)}" width="{side:g}" height="{side:g}" patternUnits="userSpaceOnUse">'
-        f'<rect width="{side:g}" height="{side:g}" fill="{fill}"/><path d="{lines}" stroke="{ink}"{round_ends} '
+        f'<pattern id="{_pattern_id(fill, hatch, ink)}" patternUnits="userSpaceOnUse" '
+        f'width="{side:g}" height="{side:g}"><rect width="{side:g}" height="{side:g}" fill="{fill}"/><path d="{lines}" stroke="{ink}"{round_ends} '
         'fill="none"/></pattern>'
     )

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from zeroviz.spec import Strategy
-from zeroviz.trace import Category
+from zeroviz.category import Category
+from zeroviz.spec import RunSpec
 
 ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
 BLUE, VERMILLION, PURPLE, GREY, PALE = "#0072B2", "#D55E00", "#CC79A7", "#999999", "#CCCCCC"
@@ -54,6 +54,7 @@ PAINT: dict[Category, Paint] = {
     Category.INPUT: Paint("input", "input", PALE, "||"),
     Category.KERNEL_SCRATCH: Paint("kernels' scratch", "scratch", PALE, "++"),
     Category.BACKEND_COPY: Paint("backend's copies", "copies", PALE, "--"),
+    Category.UNATTRIBUTED: Paint("unattributed", "unattributed", PALE, "xx"),
     Category.HOST_PARAM: Paint("parameters on the host", "params", BLUE, ".."),
     Category.HOST_GRAD: Paint("gradients on the host", "grads", VERMILLION, ".."),
     Category.HOST_MASTER_PARAM: Paint("fp32 master on the host", "master", PURPLE, ".."),
@@ -62,10 +63,21 @@ PAINT: dict[Category, Paint] = {
 }
 
 
-def label_of(category: Category, strategy: Strategy) -> str:
-    """A category's name in a picture of `strategy`: what the optimizer holds is 1/N where it is sharded."""
-    own = category in (Category.MASTER_PARAM, Category.OPTIMIZER_STATE) and strategy.shards_optimizer
-    return f"{PAINT[category].label}{', own shard' if own else ''}"
+_MOMENTS = (Category.OPTIMIZER_STATE, Category.HOST_OPTIMIZER_STATE)
+_OF_OPTIMIZER = (Category.MASTER_PARAM, Category.OPTIMIZER_STATE)
+
+
+def label_of(category: Category, spec: RunSpec) -> str:
+    """A category's name in a picture of `spec`: the optimizer's moments by their name, its states as 1/N if sharded."""
+    label = PAINT[category].label
+    if category in _MOMENTS and spec.recipe.num_moments == 1:
+        label = label.replace("Adam m and v", "momentum")
+    return label + (", own shard" if category in _OF_OPTIMIZER and spec.strategy.shards_optimizer else "")
+
+
+def short_of(category: Category, spec: RunSpec) -> str:
+    """The short form of it, for inside a bar."""
+    return "momentum" if category in _MOMENTS and spec.recipe.num_moments == 1 else PAINT[category].short
 
 
 PADDING = Paint("padding", "padding", "#444444", "xxxx")

@@ -1,7 +1,7 @@
 """The recorder of the CUDA meter without a GPU, over an imitated allocator; and one real step, mirrored into it.
 
 Nothing here ran on a GPU: `fake_cuda.py` imitates torch's allocator after its source. What that leaves open,
-`tests/gpu/test_meter.py` asks a GPU.
+`tests/gpu/test_cuda_meter.py` asks a GPU.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from zeroviz.paper import Paper, Shape, Words, text_width
 from zeroviz.predict import predict
 from zeroviz.scene import Reference
 from zeroviz.spec import Offload, Precision, RunSpec, Strategy, UnitPolicy
-from zeroviz.style import FONT_POINTS, PAINT, label_of
+from zeroviz.style import FONT_POINTS, PAINT, label_of, short_of
 from zeroviz.timeline import Timeline, build_timeline
 from zeroviz.trace import Origin
 
@@ -77,8 +77,8 @@ def test_every_area_is_drawn_as_high_as_it_is_and_named(name: str) -> None:
             # From the axis, to the axis, over the whole width.
             assert area.points[0][1] == area.points[-1][1] == height
             assert area.hatch == (None if category in part.held_at_rest else PAINT[category].hatch)
-            label = label_of(category, timeline.spec.strategy)
-            assert label in said or PAINT[category].short in said
+            label = label_of(category, timeline.spec)
+            assert label in said or short_of(category, timeline.spec) in said
         scale = max(points for _, points in tops) / max(nbytes for nbytes, _ in tops)
         for nbytes, points in tops:
             assert points == pytest.approx(nbytes * scale, abs=0.06)  # what is less than a stroke is not drawn

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from html import escape
 
 from zeroviz.causes import is_unexplained
-from zeroviz.spec import Strategy
+from zeroviz.spec import RunSpec
 from zeroviz.style import PAINT, label_of
 from zeroviz.trace import Category
 
@@ -54,11 +54,11 @@ def rank_words(ranks: Ranks) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
 
 
-def swatch(category: Category, strategy: Strategy, *, held: bool) -> str:
+def swatch(category: Category, spec: RunSpec, *, held: bool) -> str:
     """Solid for what is held at rest, hatched for the rest, as in the picture."""
     paint = PAINT[category]
     background = paint.color if held else f"{stripes(paint.hatch)}, {paint.color}"
-    return f'<i style="background:{background}"></i>{escape(label_of(category, strategy))}'
+    return f'<i style="background:{background}"></i>{escape(label_of(category, spec))}'
 
 
 def stripes(hatch: str) -> str:

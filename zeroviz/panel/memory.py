@@ -55,7 +55,6 @@ def _lines(
     rows = {held: {row.category: row for row in residual.rows} for held, residual in found.items()}
     rows[Held.REST] |= rows.get(Held.HOST, {})
     categories = [c for c in CATEGORY_ORDER if any(c in rows[held] for held in shown)]
-    strategy = trace.spec.strategy
 
     def cells(name: str, label: str, by_held: dict[Held, MemoryRow | None]) -> str:
         parts = [_cells(by_held.get(held), rank, held, name, ran) for held in shown]
@@ -67,7 +66,7 @@ def _lines(
             "category",
             cells(
                 category.value,
-                swatch(category, strategy, held=category in rows[Held.REST]),
+                swatch(category, trace.spec, held=category in rows[Held.REST]),
                 {held: rows[held].get(category) for held in shown},
             ),
         )
