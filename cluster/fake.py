@@ -19,11 +19,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn import Parameter
 
 _DEVICE_OF = torch.ops.prim.device.default
 _ITEM = torch.ops.aten._local_scalar_dense.default
 _ADD = torch.ops.aten.add.Tensor
 _ADD_IN_PLACE = torch.ops.aten.add_.Tensor
+# The profiler's ranges are operators without tensors, and the real ones will do.
+_RANGES = frozenset(
+    {torch.ops.profiler._record_function_enter_new.default, torch.ops.profiler._record_function_exit._RecordFunction}
+)
+_KNOWN_TYPES = frozenset({FakeTensor, Tensor, Parameter})
 
 
 class _Output(NamedTuple):
@@ -63,6 +69,10 @@ class FakeTensors(FakeTensorMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _DEVICE_OF:
             return args[0].fake_device
+        if func in _RANGES:
+            return func(*args, **(kwargs or {}))
+        if not _KNOWN_TYPES.issuperset(types):  # a DTensor: its own dispatch comes back with the local parts
+            return NotImplemented
         if self._inside:  # an operator made of others: only the outermost one is the step's
             return self.dispatch(func, types, args, kwargs or {})
         if func is _ITEM:
@@ -161,14 +171,17 @@ def _plan(result: Any, tensors: list[FakeTensor]) -> _Plan | None:
         if leaf is None:
             outputs.append(None)
             continue
+        passed_on = [position for position, tensor in enumerate(tensors) if tensor is leaf]
+        if passed_on:
+            outputs.append(passed_on[0])
+            continue
         if type(leaf) is not FakeTensor or leaf.constant is not None:
             return None
-        passed_on = [position for position, tensor in enumerate(tensors) if tensor is leaf]
         source = sources.get(leaf.untyped_storage()._cdata)
         output = _Output(source, leaf.shape, leaf.stride(), int(leaf.storage_offset()), leaf.dtype, leaf.fake_device)
-        if not passed_on and source is None and leaf.untyped_storage().nbytes() != _needed_nbytes(output):
+        if source is None and leaf.untyped_storage().nbytes() != _needed_nbytes(output):
             return None
-        outputs.append(passed_on[0] if passed_on else output)
+        outputs.append(output)
     return _Plan(wrap, tuple(outputs))
 
 

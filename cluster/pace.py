@@ -15,9 +15,9 @@ from zeroviz.backend import OnProgress, Progress, RunState
 from zeroviz.spec import Implementation, RunSpec
 
 # Operators for each parameter, counted for llama3-8b and its 291 parameters.
-_MAKING = {Implementation.OWN: 11, Implementation.FSDP2: 30}
+_MAKING = {Implementation.OWN: 10, Implementation.FSDP2: 20}
 _PASS = {Implementation.OWN: 22, Implementation.FSDP2: 25}
-_UPDATE = {Implementation.OWN: 7, Implementation.FSDP2: 25}
+_UPDATE = {Implementation.OWN: 7, Implementation.FSDP2: 15}
 _RECOMPUTE = 1.3  # a pass with its forward made twice
 NUM_STEPS = 2
 

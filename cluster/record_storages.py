@@ -94,9 +94,9 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def on_host(self) -> Iterator[None]:
-        self._on_host = True
+        outer, self._on_host = self._on_host, True  # these blocks nest
         yield
-        self._on_host = False
+        self._on_host = outer
 
     def tag(self, tensor: torch.Tensor, category: Category) -> None:
         self._live[tensor.untyped_storage()._cdata].category = category

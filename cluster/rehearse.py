@@ -56,8 +56,9 @@ def rehearse(spec: RunSpec, on_progress: OnProgress | None = None, poll: Callabl
     if dist.is_initialized():
         raise RunError("A rehearsal makes a process group of its own, and this process is in one; leave that first.")
     with Pace(spec, on_progress, poll) as pace:
-        first = _walk(spec, pace)
-        ranks = _fsdp2_ranks(spec, first, pace) if spec.impl is Implementation.FSDP2 else _own_ranks(spec, first)
+        tensors = FakeTensors(pace.operator)
+        first = _walk(spec, tensors)
+        ranks = _fsdp2_ranks(spec, first, tensors) if spec.impl is Implementation.FSDP2 else _own_ranks(spec, first)
     environment = {"torch": torch.__version__, "python": platform.python_version(), "meter": FakeRecorder.method}
     return Trace(Origin.REHEARSED, spec, ranks, environment, notes=(NOTE,))
 
@@ -85,9 +86,8 @@ def fake_group(spec: RunSpec, rank: int) -> Iterator[Collectives]:
         dist.destroy_process_group()
 
 
-def _walk(spec: RunSpec, pace: Pace) -> RankTrace:
+def _walk(spec: RunSpec, tensors: FakeTensors) -> RankTrace:
     """Rank 0's trace, checked."""
-    tensors = FakeTensors(pace.operator)
     meter = Meter(FakeRecorder(tensors))
     with fake_group(spec, 0) as comm:
         make = steps_of(spec, comm, CPU)
@@ -121,7 +121,7 @@ def _own_ranks(spec: RunSpec, first: RankTrace) -> tuple[RankTrace, ...]:
     )
 
 
-def _fsdp2_ranks(spec: RunSpec, first: RankTrace, pace: Pace) -> tuple[RankTrace, ...]:
+def _fsdp2_ranks(spec: RunSpec, first: RankTrace, tensors: FakeTensors) -> tuple[RankTrace, ...]:
     """Every rank's trace: rank 0's, with the optimizer's step of the rank's kind."""
     before = tuple(event for event in first.events if event.phase != Phase.OPTIMIZER.value)
     padded_nbytes = first.rest[Category.SHARDED_PARAM] + first.rest[Category.SHARDED_GRAD]
@@ -129,7 +129,7 @@ def _fsdp2_ranks(spec: RunSpec, first: RankTrace, pace: Pace) -> tuple[RankTrace
     for kind in alike(spec):
         trace = first
         if kind[0] > 0:
-            moments_nbytes, events = _update(spec, kind[0], pace)
+            moments_nbytes, events = _update(spec, kind[0], tensors)
             needed_nbytes = 2 * spec.recipe.param.itemsize * local_numel(spec, kind[0])
             trace = replace(
                 first,
@@ -142,9 +142,8 @@ def _fsdp2_ranks(spec: RunSpec, first: RankTrace, pace: Pace) -> tuple[RankTrace
     return tuple(sorted(ranks, key=lambda rank: rank.rank))
 
 
-def _update(spec: RunSpec, rank: int, pace: Pace) -> tuple[int, tuple[Event, ...]]:
+def _update(spec: RunSpec, rank: int, tensors: FakeTensors) -> tuple[int, tuple[Event, ...]]:
     """Bytes of the rank's moments, and the events of its optimizer's step."""
-    tensors = FakeTensors(pace.operator)
     meter = Meter(FakeRecorder(tensors))
     with tensors:
         update = Update(spec, rank, meter, CPU)

@@ -10,11 +10,17 @@ _LABEL_WIDTH = 24
 
 
 def columns(rows: Iterable[Sequence[str]], min_width: int = 13) -> list[str]:
-    """Align cells: the first to the left, the others to the right, each at least two spaces from its neighbour."""
+    """Align cells: the first to the left, the others to the right, each at least two spaces from its neighbour.
+
+    Columns are at least `min_width` wide, and narrower where the line would not fit otherwise.
+    """
     cells = [list(row) for row in rows]
     widths = [max(len(cell) for cell in column) for column in zip(*cells, strict=True)]
     label_width = max(widths[0], _LABEL_WIDTH)
-    widths = [max(width + 2, min_width) for width in widths[1:]]
+    least = [width + 2 for width in widths[1:]]
+    while min_width and label_width + sum(max(width, min_width) for width in least) > WIDTH:
+        min_width -= 1
+    widths = [max(width, min_width) for width in least]
     lines = []
     for label, *figures in cells:
         line = label.ljust(label_width)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
 from zeroviz.category import Category
 from zeroviz.paper import CLEAR, Paper, Shape, text_width
+from zeroviz.plot_area import Name, Plot, roomiest, tops_of
 from zeroviz.style import BLUE, FIGURE_INCHES, FONT_POINTS, INK, MUTED, PAINT, PAPER, RULE, label_of, short_of
 from zeroviz.timeline import OpMark, Timeline
 from zeroviz.timeline_part import Part
@@ -30,7 +30,6 @@ _HERE_DASH, _REFERENCE_DASH, _DASH = (1.5, 3.0), (1.5, 4.0), (5.0, 4.0)
 _THICK = 2.2
 _DENSE_POINTS = 2.5
 """Columns narrower than this would be all outline."""
-_STEP_POINTS = 6.0
 
 _MARK_POINTS = 4.0
 """Units narrower than this are not all marked off from one another."""
@@ -118,14 +117,14 @@ class _Sheet:
         """Key, axis, areas, lines and marks of one part. Returns where they end."""
         paper = self.paper
         edges = [self.x(column.start) for column in part.columns] + [self.right]
-        tops = _tops(part)
-        level_plot = _Plot(part, 0.0, height)
+        tops = tops_of(part)
+        level_plot = Plot(part, 0.0, height)
         # An axis from rest leaves what is always held below it.
         shown = [level for level in range(len(part.categories)) if max(tops[level + 1]) > part.axis_min]
         names = {level: self._name(level_plot, edges, tops, level) for level in shown}
         y = self._key(y + LINE, [part.categories[level] for level in shown if names[level] is None], part)
         paper.text(MARGIN, y, part.axis_label, color=MUTED)
-        plot = _Plot(part, y + LINE * (2.1 if is_first else 0.9), height)
+        plot = Plot(part, y + LINE * (2.1 if is_first else 0.9), height)
         for tick in part.ticks:
             at = plot.y(tick.nbytes)
             paper.line(((self.left, at), (self.right, at)), RULE)
@@ -167,7 +166,7 @@ class _Sheet:
             x += advance + 18
         return y + (LINE * 1.2 if entries else 0)
 
-    def _areas(self, plot: _Plot, edges: Sequence[float], tops: Sequence[Sequence[int]], shown: Sequence[int]) -> None:
+    def _areas(self, plot: Plot, edges: Sequence[float], tops: Sequence[Sequence[int]], shown: Sequence[int]) -> None:
         """Each area down to the axis, the topmost first: the next one covers what is not its own."""
         part = plot.part
         line = 0.3 if self._is_dense(part) else 0.7
@@ -183,12 +182,12 @@ class _Sheet:
     def _is_dense(self, part: Part) -> bool:
         return len(part.columns) * _DENSE_POINTS > self.right - self.left
 
-    def _phase_lines(self, plot: _Plot) -> None:
+    def _phase_lines(self, plot: Plot) -> None:
         for start, _, x, _ in self.edges:
             if start:
                 self.paper.line(((x, plot.top), (x, plot.bottom)), MUTED, 1.0)
 
-    def _lines(self, plot: _Plot, edges: Sequence[float]) -> None:
+    def _lines(self, plot: Plot, edges: Sequence[float]) -> None:
         """What is held at rest, the reference, the measured step."""
         part, paper = plot.part, self.paper
         at = plot.y(part.rest_nbytes)
@@ -208,7 +207,7 @@ class _Sheet:
             measured = [column.measured or 0 for column in part.columns]
             paper.line(plot.staircase(edges, measured), INK, 1.4 if self._is_dense(part) else _THICK)
 
-    def _peak(self, plot: _Plot) -> None:
+    def _peak(self, plot: Plot) -> None:
         """A pin on the peak, a line down to where it stands, and words above."""
         peak, part = self.timeline.peak, plot.part
         x = (self.x(peak.moment) + self.x(peak.moment + 1)) / 2
@@ -221,7 +220,7 @@ class _Sheet:
         centre = min(max(x, MARGIN + half), WIDTH - MARGIN - half)
         self.paper.text(centre, plot.top - LINE * 1.05, words, anchor="middle", is_bold=True)
 
-    def _name(self, plot: _Plot, edges: Sequence[float], tops: Sequence[Sequence[int]], level: int) -> Name | None:
+    def _name(self, plot: Plot, edges: Sequence[float], tops: Sequence[Sequence[int]], level: int) -> Name | None:
         """An area's own name where it has most room: off the upright lines if it can be."""
         part = plot.part
         category = part.categories[level]
@@ -234,13 +233,13 @@ class _Sheet:
         off = (self.x(self.timeline.peak.moment), *(x for _, _, x, _ in self.edges[1:]))
         full, short = f"{label} {up_to}{part.amount(max(sizes))}", short_of(category, self.timeline.spec)
         for words, lines in ((full, off), (label, off), (full, ()), (label, ()), (short, off), (short, ())):
-            found = _roomiest(edges, uppers, lowers, text_width(words) + 10, lines)
+            found = roomiest(edges, uppers, lowers, text_width(words) + 10, lines)
             if found is not None and found[0] >= LINE * 1.02:
                 _, x, middle = found
                 return Name(x, middle, words, crosses=not lines)
         return None
 
-    def _hovers(self, plot: _Plot) -> None:
+    def _hovers(self, plot: Plot) -> None:
         """Tooltips over all of it: one an op or, where there are very many, one a unit in use."""
         timeline = self.timeline
         if len(timeline.ops) <= MAX_HOVERS:
@@ -308,67 +307,8 @@ class _Sheet:
         paper.text(self.left - 6, y, _UNIT_ROW[num_short > 0], anchor="end", color=MUTED)
 
 
-@dataclass(frozen=True, slots=True)
-class Name:
-    """An area's name: its middle, y counted from the plot's top. `crosses`: an upright line may run behind it."""
-
-    x: float
-    y: float
-    words: str
-    crosses: bool
-
-
-class _Plot:
-    """A part's plot area: from bytes to points."""
-
-    def __init__(self, part: Part, top: float, height: float) -> None:
-        self.part, self.top, self.bottom = part, top, top + height
-
-    def y(self, nbytes: int) -> float:
-        part = self.part
-        share = (nbytes - part.axis_min) / max(1, part.axis_max - part.axis_min)
-        return self.bottom - (self.bottom - self.top) * min(1.0, max(0.0, share))
-
-    def staircase(self, edges: Sequence[float], series: Sequence[int]) -> list[tuple[float, float]]:
-        """Level in each column, upright between them; columns as high as the one before add no corner."""
-        points = [(edges[0], self.y(series[0]))]
-        for x, nbytes in zip(edges[1:-1], series[1:], strict=True):
-            y = self.y(nbytes)
-            if abs(y - points[-1][1]) >= 0.05:
-                points += [(x, points[-1][1]), (x, y)]
-        return [*points, (edges[-1], points[-1][1])]
-
-
 def _short(label: str) -> str:
     return label.removeprefix("blocks ").removeprefix("block ")
-
-
-def _tops(part: Part) -> list[list[int]]:
-    """The upper edge of each area in bytes, by column; the first is the axis."""
-    stacks = [tuple(accumulate(column.held, initial=0)) for column in part.columns]
-    return [list(level) for level in zip(*stacks, strict=True)]
-
-
-def _roomiest(
-    edges: Sequence[float], uppers: Sequence[float], lowers: Sequence[float], width: float, off: Sequence[float]
-) -> tuple[float, float, float] | None:
-    """(height, x of the middle, y of the middle) of the highest box of this width within an area."""
-    best: tuple[float, float, float] | None = None
-    last = -1e9
-    for first, left in enumerate(edges[:-1]):
-        if left - last < _STEP_POINTS:
-            continue
-        last = left
-        right = left + width
-        if right > edges[-1]:
-            break
-        if any(left - 4 < x < right + 4 for x in off):
-            continue
-        stop = bisect_left(edges, right)
-        top, bottom = max(uppers[first:stop]), min(lowers[first:stop])
-        if best is None or bottom - top > best[0] + 0.5:
-            best = bottom - top, (left + right) / 2, (top + bottom) / 2
-    return best
 
 
 def _tip(mark: OpMark, last: OpMark) -> str:

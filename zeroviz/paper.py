@@ -265,8 +265,8 @@ def _pattern(fill: str, hatch: str, ink: str) -> str:
     letters = {"x": "/\\", "+": "|-"}.get(hatch[0], hatch[0])
     lines = "".join(strokes[letter] for letter in letters)
     round_ends = ' stroke-linecap="round" stroke-width="1.8"' if letters == "." else ' stroke-width="0.7"'
+    size = f'width="{side:g}" height="{side:g}"'
     return (
-        f'<pattern id="{_pattern_id(fill, hatch, ink)}" patternUnits="userSpaceOnUse" '
-        f'width="{side:g}" height="{side:g}"><rect width="{side:g}" height="{side:g}" fill="{fill}"/><path d="{lines}" stroke="{ink}"{round_ends} '
-        'fill="none"/></pattern>'
+        f'<pattern id="{_pattern_id(fill, hatch, ink)}" patternUnits="userSpaceOnUse" {size}>'
+        f'<rect {size} fill="{fill}"/><path d="{lines}" stroke="{ink}"{round_ends} fill="none"/></pattern>'
     )

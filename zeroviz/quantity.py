@@ -31,12 +31,12 @@ def format_nbytes(nbytes: int) -> str:
 
 def format_decimal_nbytes(nbytes: int) -> str:
     """Decimal unit with two decimals, `38.50 GB`, to stand in a column."""
-    return _in_column(nbytes, _DECIMAL_UNITS)
+    return _in_column(nbytes, (("PB", 10**15), *_DECIMAL_UNITS))
 
 
 def format_binary_nbytes(nbytes: int) -> str:
     """Binary unit with two decimals, `35.86 GiB`, to stand in a column: what drivers and allocators print."""
-    return _in_column(nbytes, _BINARY_UNITS)
+    return _in_column(nbytes, (("PiB", 2**50), *_BINARY_UNITS))
 
 
 def _in_column(nbytes: int, units: tuple[tuple[str, int], ...]) -> str:

@@ -7,7 +7,7 @@ gave out at its own peak: the same, what lies on the host, the backend's copies,
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -62,20 +62,23 @@ class OpNote:
     place: str
 
 
-def alone(trace: Trace) -> Comparison:
+def alone(trace: Trace, groups: Iterable[Sequence[int]]) -> Comparison:
     """A trace that has nothing beside it, in the rows of a comparison: what is measured is what is predicted.
 
-    `compare` would find the same, op by op; a step of a large model has thousands of them.
+    groups: neighbours that hold alike; the first of each has rows for what it holds, the first and the last for what
+    they send. `compare` would find the same op by op and rank by rank, of which there may be very many.
     """
     memory: list[MemoryRow] = []
     wire: list[WireRow] = []
-    for rank in trace.ranks:
+    for group in groups:
+        rank = trace.ranks[group[0]]
         rest = {category: nbytes for category, nbytes in rank.rest.items() if nbytes}
         for moment, held in ((Moment.REST, rest), (Moment.PEAK, rank.peak().by_category)):
             order = [category for category in CATEGORY_ORDER if category in held]
             memory += [MemoryRow(rank.rank, moment, c, held[c], held[c], "") for c in order]
             memory.append(MemoryRow(rank.rank, moment, None, sum(held.values()), sum(held.values()), ""))
-        wire += [WireRow(rank.rank, total, total, "") for total in rank.wire()]
+        ends = dict.fromkeys((group[0], group[-1]))
+        wire += [WireRow(end, total, total, "") for end in ends for total in rank.wire()]
     return Comparison(tuple(memory), tuple(wire), ())
 
 

@@ -14,6 +14,8 @@ from zeroviz.axis import Tick, amount, axis_unit, axis_words, ticks
 from zeroviz.collectives import CollectiveOp, ring_sent_nbytes
 from zeroviz.compare import Moment, place_text
 from zeroviz.errors import TraceError
+from zeroviz.link import Direction
+from zeroviz.quantity import format_nbytes
 from zeroviz.rank_trace import alike
 from zeroviz.spec import RunSpec, Strategy
 from zeroviz.trace import CATEGORY_ORDER, Category, Origin, Peak, RankTrace, Trace
@@ -254,7 +256,7 @@ def _subtitle(
         lines.append(_peak_line(f"{source} in an earlier run" if earlier else source, measured, unit))
     elif expects_run:
         lines.append("Measured: not run yet")
-    return (*lines, _wire_line(predicted, unit))
+    return (*lines, _wire_line(predicted, unit), *_link_line(predicted, unit))
 
 
 def _wire_line(trace: Trace, unit: str) -> str:
@@ -266,6 +268,18 @@ def _wire_line(trace: Trace, unit: str) -> str:
     ratio = sent / ring_sent_nbytes(CollectiveOp.ALL_REDUCE, gradient, spec.ranks)
     times = "" if spec.strategy is Strategy.DDP else f", {ratio:.3g} x DDP's"
     return f"Wire: {amount(sent, unit)} sent by each rank in one step{times}"
+
+
+def _link_line(trace: Trace, unit: str) -> tuple[str, ...]:
+    """What offloading moves between a device and its host; nothing without it."""
+    transfers = trace.ranks[0].transfers
+    if not transfers:
+        return ()
+    down, up = (
+        amount(sum(t.nbytes for t in transfers if t.direction is direction), unit)
+        for direction in (Direction.TO_HOST, Direction.TO_DEVICE)
+    )
+    return (f"Link of each rank's device to its host: {down} down and {up} up in one step",)
 
 
 def _peak_line(source: str, trace: Trace, unit: str) -> str:
@@ -286,6 +300,10 @@ def _notes(predicted: Trace, measured: Trace | None, groups: list[tuple[int, ...
         rows = "1 row" if len(groups) == 1 else f"{len(groups)} rows"
         notes.append(
             f"{len(predicted.ranks)} ranks in {rows}: neighbours with equal bytes and equal padding share one."
+        )
+    if on_host := sum(predicted.ranks[0].at_rest_on_host.values()):
+        notes.append(
+            f"In the host's memory and not in the bars: {format_nbytes(on_host)} of states at rest, each rank."
         )
     padding = [rank.padding_nbytes for ranks, rank in alike(predicted.ranks) for _ in ranks]
     if any(padding):

@@ -88,8 +88,9 @@ class Explorer(HasTraits):
     measured = Instance(Trace, allow_none=True)
     earlier = Bool(False)
 
-    def __init__(self, backend: Backend, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        """`loop` is where runs live: in a notebook, `asyncio.get_running_loop()` of the cell. Without one, no runs."""
+    def __init__(self, backend: Backend | None = None, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """`loop` is where runs live: in a notebook, `asyncio.get_running_loop()` of the cell. Without it, or without a
+        backend, nothing can be run."""
         self.lock = threading.RLock()
         self._backend, self._loop = backend, loop
         self._choosing = self._stopping = self._has_engines = False
@@ -255,7 +256,7 @@ class Explorer(HasTraits):
             self._spawn(self._stop(), loop)
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
-        if self._loop is None:
+        if self._loop is None or self._backend is None:
             raise RunError("This explorer has no event loop to run on; make it in a notebook cell.")
         return self._loop
 
@@ -265,6 +266,7 @@ class Explorer(HasTraits):
         task.add_done_callback(self._tasks.discard)
 
     async def _run(self, spec: RunSpec) -> None:
+        assert self._backend is not None
         try:
             trace = await self._backend.run(spec, self._progress)
         except SpecError as error:
@@ -293,6 +295,7 @@ class Explorer(HasTraits):
 
     async def _stop(self) -> None:
         """The run, if there is one, ends by itself with RunError."""
+        assert self._backend is not None
         try:
             await self._backend.stop()
         except ZerovizError as error:

@@ -14,7 +14,6 @@ from zeroviz.compare import place_text
 from zeroviz.course import Course, OpSpan, align, columns, course_of
 from zeroviz.errors import TraceError
 from zeroviz.rank_trace import alike
-from zeroviz.recall import recall
 from zeroviz.scene import SOURCE_LABEL, Reference
 from zeroviz.spec import RunSpec
 from zeroviz.timeline_part import Overlay, Part, device_part, host_part, reaching
@@ -107,7 +106,8 @@ def build_timeline(
     if from_rest is None:
         from_rest = adds_little(drawn)
         reference = None if from_rest else reference
-    device = device_part(course, stretches, overlay, from_rest=from_rest)
+    is_own = overlay is None and drawn.origin in (Origin.LIVE, Origin.RECORDED)
+    device = device_part(course, stretches, overlay, from_rest=from_rest, is_own=is_own)
     if reference is not None:
         device = reaching(device, reference.nbytes)
     host = host_part(course, stretches, overlay)
@@ -141,21 +141,14 @@ def adds_little(trace: Trace) -> bool:
 def distinct_ranks(drawn: Trace, measured: Trace | None = None) -> tuple[int, ...]:
     """The first of the ranks that share one timeline, for each timeline there is."""
     seen: dict[object, int] = {}
-    traces = [trace for trace in (drawn, measured) if trace is not None]
-    for rank in range(len(drawn.ranks)) if measured is not None else [ranks.start for ranks, _ in alike(drawn.ranks)]:
-        # What is here beside goes by chance: gloo's thread may come before or after the next op has begun.
-        key = tuple(_device_levels(course_of(trace.ranks[rank])) for trace in traces)
-        seen.setdefault(key, rank)
+    if measured is None:
+        for ranks, rank in alike(drawn.ranks):
+            seen.setdefault(course_of(rank).device, ranks.start)
+    else:
+        for ours, theirs in zip(drawn.ranks, measured.ranks, strict=True):
+            # What is here beside goes by chance: gloo's thread may come before or after the next op has begun.
+            seen.setdefault((course_of(ours).device, course_of(theirs).device), ours.rank)
     return tuple(seen.values())
-
-
-def _device_levels(course: Course) -> tuple[object, ...]:
-    """What the device holds over the step, op by op; remembered, for predicted ranks share one course."""
-    return recall(
-        "levels",
-        (course,),
-        lambda: tuple((*span.key, span.max_nbytes, span.end_nbytes) for span in course.ops if span.stop > span.start),
-    )
 
 
 def _stretches(course: Course, phases: Sequence[Band], most: int) -> list[tuple[int, int, int]]:
@@ -213,11 +206,13 @@ def _subtitle(
         lines.append(
             f"Of {len(pairs):,} ops that change what is held, {num_equal:,} reach the predicted maximum to the byte"
         )
-        if other.has_artefacts:
-            lines.append(
-                f"As here, dotted: up to {part.amount(max(other.here))}, with the backend's copies and the kernels' "
-                "scratch of this machine"
-            )
+    elif drawn.origin in (Origin.LIVE, Origin.RECORDED):
+        other = course_of(drawn.ranks[rank])
+    if other is not None and other.has_artefacts:
+        lines.append(
+            f"As here, dotted: up to {part.amount(max(other.here))}, with the backend's copies and the kernels' "
+            "scratch of this machine"
+        )
     return tuple(lines)
 
 

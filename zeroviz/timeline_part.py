@@ -70,7 +70,7 @@ class Part:
     @property
     def has_artefacts(self) -> bool:
         """Whether this machine held anything beside the step's own bytes."""
-        return any(column.here != column.measured for column in self.columns)
+        return any(column.here is not None and column.here != column.measured for column in self.columns)
 
 
 @dataclass(frozen=True)
@@ -102,14 +102,18 @@ class Overlay:
         return result
 
 
-def device_part(course: Course, stretches: Sequence[Stretch], overlay: Overlay | None, *, from_rest: bool) -> Part:
-    """What the device holds. Without an overlay, artefacts are the course's own."""
+def device_part(
+    course: Course, stretches: Sequence[Stretch], overlay: Overlay | None, *, from_rest: bool, is_own: bool
+) -> Part:
+    """What the device holds. is_own: the course was measured itself, so that its artefacts are its own line."""
     held = course.held([moment for _, _, moment in stretches])
+    measured: Sequence[int | None] = [None] * len(stretches)
+    here = measured
     if overlay is not None:
-        measured: Sequence[int | None] = overlay.most(overlay.course.device, stretches)
-        here: Sequence[int | None] = overlay.most(overlay.course.here, stretches)
-    else:
-        measured = here = [None] * len(stretches)
+        measured = overlay.most(overlay.course.device, stretches)
+        here = overlay.most(overlay.course.here, stretches)
+    elif is_own and course.has_artefacts:
+        here = [max(course.here[low:high]) for low, high, _ in stretches]
     start = course.device[0] if from_rest else 0
     return _part("held by the rank", DEVICE_CATEGORIES, course, stretches, held, measured, here, start)
 

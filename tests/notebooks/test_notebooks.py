@@ -51,4 +51,4 @@ def test_a_notebook_runs_and_ends_in_a_picture(path: Path, tmp_path: Path, monke
     assert not [output for output in outputs if output.output_type in ("error", "stream")]
     views = [output.data for output in outputs if "application/vnd.jupyter.widget-view+json" in output.get("data", {})]
     assert views
-    assert any("zeroviz-picture" in str(state.get("value", "")) for state in client.widget_state.values())
+    assert any("zeroviz-drawing" in str(state.get("value", "")) for state in client.widget_state.values())

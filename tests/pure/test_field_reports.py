@@ -1,82 +1,46 @@
-"""What surprised people who do this job, each as a test named after the surprise, and a generalisation of each.
+"""Field reports on memory: what surprised people who do this job, each as a test named after the surprise.
 
-A docstring begins with the claim, its source in brackets. Figures are derived from sizes and asserted through
-zeroviz's own functions; what was printed in a report is compared at the digits it was printed with.
-tests/dist/test_field_reports_live.py proves some of them on real ranks.
+A docstring begins with the claim, its source in brackets; test_09_... is about the ninth report. Figures are derived
+from sizes and asserted through zeroviz's own functions; what a report printed is compared at the digits it was printed
+with. The second test of a report is about its kind: another model, N, recipe, uneven sizes. Reports 7, 8, 12 and later
+are in test_field_reports_units.py; tests/dist/test_field_reports_live.py proves some of them on real ranks.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
+from fractions import Fraction
+from typing import Any
 
 import pytest
 
-from zeroviz.budget import budget_row
+from tests.pure.steps import (
+    GB,
+    GIB,
+    MODEL,
+    UNEVEN,
+    blocks_made,
+    events_of,
+    held_at_loads,
+    rest,
+    rest_nbytes,
+    text_of,
+    units_of,
+)
 from zeroviz.errors import SpecError
 from zeroviz.estimators import deepspeed_zero3, megatron_fp16
-from zeroviz.gathered import divided_nbytes, fsdp_root_numel, most_gathered
-from zeroviz.memory import rest_by_category, rest_padding_nbytes
-from zeroviz.models import PRESETS, ModelShape, bare
-from zeroviz.partition import Unit, padded_numel, plan_units, shard_numel
+from zeroviz.gathered import divided_nbytes
+from zeroviz.models import PRESETS, bare
+from zeroviz.partition import padded_numel, shard_numel
 from zeroviz.peak import peak_of
 from zeroviz.predict import predict
 from zeroviz.schedule import OpKind, schedule
-from zeroviz.spec import Checkpointing, DType, Offload, Optimizer, Precision, RunSpec, Strategy, UnitPolicy
-from zeroviz.tables import render
-from zeroviz.trace import Category, Event, Peak
+from zeroviz.spec import Checkpointing, DType, Offload, Optimizer, Precision, RunSpec, Strategy
+from zeroviz.trace import Category
 from zeroviz.wording import recipe_sum
 
-GB, GIB = 10**9, 2**30
-SHARDED = tuple(strategy for strategy in Strategy if strategy.shards_optimizer)
-GATHERED = tuple(strategy for strategy in Strategy if strategy.shards_param)
-MODEL = UnitPolicy.parse("model")
 LLAMA = PRESETS["llama3-8b"]
-# Sizes that nothing divides: uneven shards, padding, an odd number of tokens.
-UNEVEN = ("tiny", "tiny-llama")
-
-
-def rest(spec: RunSpec, category: Category) -> int:
-    return rest_by_category(spec).get(category, 0)
-
-
-def rest_nbytes(spec: RunSpec) -> int:
-    return sum(rest_by_category(spec).values())
-
-
-def units_of(spec: RunSpec) -> tuple[Unit, ...]:
-    return plan_units(spec.model, spec.unit).units
-
-
-def events_of(spec: RunSpec) -> tuple[Event, ...]:
-    """Rank 0's; ranks differ in padding alone."""
-    return tuple(predict(spec).ranks[0].events)
-
-
-def blocks_made(spec: RunSpec, categories: tuple[Category, ...]) -> Counter[int]:
-    """How many blocks of each size the step allocates in these categories."""
-    return Counter(event.delta_nbytes for event in events_of(spec) if event.category in categories)
-
-
-def held_at_loads(spec: RunSpec, category: Category) -> list[int]:
-    """What is held in `category` each time a micro-batch is loaded."""
-    held, found = rest(spec, category), []
-    for event in events_of(spec):
-        if event.op == OpKind.LOAD_BATCH.value:
-            found.append(held)
-        if event.category is category:
-            held += event.delta_nbytes
-    return found
-
-
-def text_of(spec: RunSpec) -> str:
-    """What `zeroviz predict` prints, line ends and columns undone."""
-    return " ".join(render(predict(spec)).split())
-
-
-# ---- memory ----
 
 
 def most_in_update(spec: RunSpec) -> int:
@@ -117,7 +81,7 @@ def test_02_foreach_needs_a_copy_of_what_a_rank_owns(strategy: Strategy, precisi
     [
         RunSpec(model=PRESETS["tiny"], strategy=Strategy.DDP, ranks=2, seq=7),
         RunSpec(model=PRESETS["tiny-llama"], strategy=Strategy.ZERO1, ranks=2, seq=5),
-        RunSpec(model=PRESETS["gpt2"], strategy=Strategy.ZERO2, ranks=3, seq=64),
+        RunSpec(model=PRESETS["gpt2-xl"], strategy=Strategy.ZERO2, ranks=2, seq=64),
         RunSpec(model=LLAMA, strategy=Strategy.ZERO3, ranks=2, seq=2048, precision=Precision.BF16_MIXED),
     ],
     ids=lambda spec: f"{spec.model.name}-{spec.strategy.value}",
@@ -134,11 +98,12 @@ def test_02_without_that_copy_the_peak_moves_to_the_start_of_backward(spec: RunS
     assert (foreach.phase, foreach.total) == ("optimizer", rest_nbytes(spec) + copy)
     first = next(op for op in schedule(spec) if op.kind is OpKind.BACKWARD)
     assert first.unit is not None
-    for optimizer in (Optimizer.ADAMW, Optimizer.ADAMW_FUSED):
-        peak = peak_of(replace(spec, optimizer=optimizer))
-        assert (peak.phase, peak.op, peak.unit) == ("backward", "backward", units_of(spec)[first.unit].name)
-        assert 0 < foreach.total - peak.total < copy
-        assert foreach.total - peak.total == copy - (peak.total - rest_nbytes(spec))
+    fused = replace(spec, optimizer=Optimizer.ADAMW_FUSED)
+    peak, where = peak_of(fused), units_of(spec)[first.unit].name
+    assert (peak.phase, peak.op, peak.unit) == ("backward", "backward", where)
+    assert f"when backward of {where}" in text_of(fused)
+    assert 0 < foreach.total - peak.total < copy
+    assert foreach.total - peak.total == copy - (peak.total - rest_nbytes(spec))
 
 
 def test_03_a_bf16_model_has_no_fp32_master() -> None:
@@ -147,7 +112,7 @@ def test_03_a_bf16_model_has_no_fp32_master() -> None:
     Parameter, gradient and two moments of 2 bytes each; nowhere is there a master. With one it is 2 + 2 + 4 + 8 = 16.
     """
     num_params = 7 * GB  # divisible by the 8 ranks: no padding
-    for strategy in GATHERED:
+    for strategy in (Strategy.ZERO3, Strategy.SHARD_GRAD_OP):
         spec = RunSpec(model=bare(num_params), strategy=strategy, ranks=8, unit=MODEL, precision=Precision.BF16)
         assert rest_nbytes(spec) == (2 + 2 + 2 + 2) * num_params // 8
         assert rest_nbytes(replace(spec, precision=Precision.BF16_MIXED)) == (2 + 2 + 4 + 4 + 4) * num_params // 8
@@ -167,7 +132,7 @@ def test_03_a_master_is_held_exactly_where_the_recipe_names_one(strategy: Strate
 
 
 def test_04_sixteen_eighteen_or_twenty_are_all_right_in_different_recipes() -> None:
-    """"16 or 18 or 20 bytes?": all right, in different recipes; name the recipe [Megatron-LM 654].
+    """People ask "16 or 18 or 20 bytes?": all right, in different recipes; name the recipe [Megatron-LM 654].
 
     fp32 4 + 4 + 8 and bf16-mixed 2 + 2 + 4 + 8 are 16; with fp32 gradients 2 + 4 + 4 + 8 = 18; fp16 with gradients in
     both widths 2 + 2 + 4 + 4 + 8 = 20, of which the optimizer's 16 are divided by Megatron: 4 + 16/N.
@@ -178,14 +143,12 @@ def test_04_sixteen_eighteen_or_twenty_are_all_right_in_different_recipes() -> N
         Precision.BF16_MIXED: (2, 2, 4, 8),
         Precision.BF16_FP32GRAD: (2, 4, 4, 8),
     }.items():
-        spec = RunSpec(
-            model=bare(num_params), strategy=Strategy.DDP, ranks=ranks, unit=MODEL, precision=precision
-        )
+        spec = RunSpec(model=bare(num_params), strategy=Strategy.DDP, ranks=ranks, unit=MODEL, precision=precision)
         assert rest_nbytes(spec) == sum(terms) * num_params
         # The recipe's name and its sum stand at the head of what is printed.
         assert f"recipe {precision.value}: {recipe_sum(spec, 'bytes/param')}" in text_of(spec)
         assert f"= {sum(terms)} bytes/param" in text_of(spec)
-    assert megatron_fp16(ranks) == (2 + 2 + 4 + 4 + 8, 4 + (4 + 4 + 8) / ranks)
+    assert megatron_fp16(ranks) == (2 + 2 + 4 + 4 + 8, 4 + Fraction(4 + 4 + 8, ranks))
 
 
 def test_04_another_gradient_or_optimizer_is_another_sum() -> None:
@@ -221,53 +184,121 @@ def test_05_an_estimate_that_was_the_largest_layer_only() -> None:
 
 @pytest.mark.parametrize("strategy", list(Strategy))
 @pytest.mark.parametrize("settings", [{}, {"optimizer": Optimizer.ADAMW_FOREACH}, {"offload": Offload.OPTIMIZER}])
-def test_05_what_falls_with_n_is_said(strategy: Strategy, settings: dict[str, Optimizer | Offload]) -> None:
-    """The kind: with f bytes of the peak at N that fall with N, the peak at 2 N is lower by f/2, if it is at the same
-    place. gpt2's units are padded at N = 2 and 4 by at most 4 elements, 16 bytes of state each, and 14 units.
+def test_05_what_falls_with_n_is_said(strategy: Strategy, settings: dict[str, Any]) -> None:
+    """The kind: a moment that holds T at N, of which f falls with N, holds T - f/2 at 2 N; the peak at 2 N is that
+    moment or a larger one. Each of gpt2's units is padded by at most 3 elements on 2 or 4 ranks, and an element costs
+    at most 32 bytes: 16 of states, 2 + 2 whole, and in the update 4 for the cast and 8 for two temporaries.
     """
-    spec = RunSpec(model=PRESETS["gpt2"], strategy=strategy, ranks=2, seq=3, precision=Precision.BF16_MIXED, **settings)  # type: ignore[arg-type]
+    spec = RunSpec(model=PRESETS["gpt2"], strategy=strategy, ranks=2, seq=3, precision=Precision.BF16_MIXED, **settings)
     few, many = peak_of(spec), peak_of(replace(spec, ranks=4))
-    assert (few.phase, few.op, few.unit) == (many.phase, many.op, many.unit)
-    divided = divided_nbytes(spec, few)
-    assert abs((few.total - many.total) - divided / 2) <= 4 * 24 * len(units_of(spec))
+    divided, slack = divided_nbytes(spec, few), 3 * 32 * len(units_of(spec))
+    assert few.total - divided / 2 - slack <= many.total
+    if (few.phase, few.op, few.unit) == (many.phase, many.op, many.unit):
+        assert abs(few.total - divided / 2 - many.total) <= slack
     assert (divided > 0) == (strategy is not Strategy.DDP and (strategy.shards_grad or "offload" not in settings))
     # At the peak of bare counts there is no padding at all, and the two parts are exact.
-    whole = RunSpec(model=bare(8 * GB), strategy=strategy, ranks=2, unit=MODEL, **settings)  # type: ignore[arg-type]
+    whole = RunSpec(model=bare(8 * GB), strategy=strategy, ranks=2, unit=MODEL, **settings)
     assert peak_of(whole).total - peak_of(replace(whole, ranks=4)).total == divided_nbytes(whole, peak_of(whole)) / 2
     assert "falls with N" in text_of(whole)
 
 
-def test_07_the_root_holds_embedding_and_head_and_is_the_largest_unit() -> None:
-    """The root unit holds embedding and head and is the largest: Llama-3-8B root 2 x 128256 x 4096 = 1,050,673,152
-    parameters against 218,112,000 in a block. List units with sizes, flag it, show the re-wrapped alternative
-    [torchtitan PR 182].
+def test_09_without_sync_whole_gradients_are_held() -> None:
+    """no_sync under FSDP keeps whole gradients: 26B in bf16 on 16 ranks: 3.25 GB sharded, 52 GB whole [tnt PR 1057].
 
-    FSDP's root is what no wrapped module holds: both matrices and the last norm. Here embedding and head are units of
-    their own, the re-wrapped alternative, unless they are tied. A block is query and output 2 h h, key and value
-    2 h (h heads_kv/heads), the MLP's 3 h f, and two norms 2 h.
+    2 bytes a parameter, divided by 16 or not. From the second micro-batch on they are there while forward runs.
     """
-    h, vocab, ffn = LLAMA.hidden, LLAMA.vocab, LLAMA.ffn
-    block = 2 * h * h + 2 * h * LLAMA.kv_heads * LLAMA.head_dim + 3 * h * ffn + 2 * h
-    assert (2 * vocab * h, block) == (1_050_673_152, 218_112_000)
-    spec = RunSpec(model=LLAMA, ranks=8, precision=Precision.BF16_MIXED)
-    root = 2 * vocab * h + h
-    assert fsdp_root_numel(spec) == root
-    sizes = {unit.name: unit.numel for unit in units_of(spec)}
-    assert sizes == {"embed": vocab * h, **{f"block {i}": block for i in range(32)}, "head": vocab * h + h}
-    text = text_of(spec)
-    assert f"32 x block 0 .. block 31 {block:,}" in text
-    assert f"head {vocab * h + h:,} 0 largest, 7%" in text
-    assert f"FSDP's root {root:,} elements, 13%, if its blocks alone are wrapped" in text
-    # Smaller blocks do not help against a root, and larger ones soon hide it.
-    largest = {unit: max(units_of(replace(spec, unit=UnitPolicy.parse(unit))), key=numel) for unit in WRAPPINGS}
-    assert [largest[unit].name for unit in WRAPPINGS] == ["head", "head", "blocks 0-3", FIVE_BLOCKS, "model"]
-    assert largest["block:4"].numel == 4 * block
-    assert largest["numel:1e9"].numel == 5 * block  # the first whole number of blocks that reaches 1e9
+    num_params = 26 * GB
+    common: dict[str, Any] = {"model": bare(num_params), "ranks": 16, "unit": MODEL, "precision": Precision.BF16}
+    spec = RunSpec(strategy=Strategy.ZERO3, accumulation=3, no_sync=True, **common)
+    sharded, whole = 2 * num_params // 16, 2 * num_params
+    assert (sharded, whole) == (3.25 * GB, 52 * GB)
+    for no_sync, between in ((True, whole), (False, 0), (None, 0)):
+        step = replace(spec, no_sync=no_sync)
+        assert rest(step, Category.SHARDED_GRAD) == sharded
+        assert held_at_loads(step, Category.UNSHARDED_GRAD) == [0, between, between]
 
 
-WRAPPINGS = ("layer", "block", "block:4", "numel:1e9", "model")
-FIVE_BLOCKS = "block 0 attn to block 4 attn"
+@pytest.mark.parametrize("strategy", [s for s in Strategy if s.shards_grad])
+@pytest.mark.parametrize("name", ["tiny", "llama3.2-1b"])
+def test_09_the_peak_says_what_no_sync_costs(strategy: Strategy, name: str) -> None:
+    """The kind: with gradients of width g and padded units w_u, the peak has g sum(w_u) of whole gradients instead of
+    the largest few; the wire is spared all reductions but one."""
+    spec = RunSpec(
+        model=PRESETS[name], strategy=strategy, ranks=3, seq=16, accumulation=4, precision=Precision.BF16_FP32GRAD
+    )
+    held = replace(spec, no_sync=True)
+    whole = 4 * sum(padded_numel(unit.numel, 3) for unit in units_of(spec))
+    assert peak_of(held).by_category[Category.UNSHARDED_GRAD] == whole
+    assert peak_of(spec).by_category[Category.UNSHARDED_GRAD] < 0.6 * whole
+    scattered = [sum(c.op.value == "reduce_scatter" for c in predict(s).ranks[0].collectives) for s in (spec, held)]
+    assert scattered == [4 * len(units_of(spec)), len(units_of(spec))]
+    assert "gradients are reduced in each" in text_of(spec)
+    assert "gradients are reduced in the last only, and held whole till then" in text_of(held)
 
 
-def numel(unit: Unit) -> int:
-    return unit.numel
+def test_10_adams_state_is_made_in_the_first_step() -> None:
+    """Adam's state is made in the first step: an 8B model over 8 GPUs read 69.5 GiB in step 1 and 77.3 from step 2 on.
+    Measure from step 2 [pytorch PR 132445].
+
+    In fp32 the two moments are 8 P/N bytes: 7.48 of the 7.8 GiB between the two readings, 96 %, is this state; what the
+    rest was, the readings of another machine do not say.
+    """
+    spec = RunSpec(model=LLAMA, ranks=8)
+    state = rest(spec, Category.OPTIMIZER_STATE)
+    assert state == 8 * LLAMA.num_params // 8
+    assert round(state / GIB / (77.3 - 69.5), 2) == 0.96
+    with pytest.raises(SpecError, match="steps is 1; it must be a whole number from 2"):
+        RunSpec(model=LLAMA, steps=1)
+
+
+@pytest.mark.parametrize("optimizer", list(Optimizer))
+def test_10_the_first_step_differs_by_the_state_and_nothing_else(optimizer: Optimizer) -> None:
+    """The kind: from the second step on every moment before the update holds the state, whole under DDP, 1/N under
+    ZeRO: as many moments as the optimizer has, and none at all for plain SGD, whose first step is like any other."""
+    for strategy, name, ranks in itertools.product(Strategy, UNEVEN, (1, 3)):
+        spec = RunSpec(model=PRESETS[name], strategy=strategy, ranks=ranks, optimizer=optimizer)
+        owned = [shard_numel(unit, spec) for unit in units_of(spec)]
+        width = 1 if optimizer is Optimizer.ADAMW_8BIT else 4
+        scales = sum(-(-count // 2048) for count in owned) * 4 * (width == 1)
+        state = optimizer.num_moments * (width * sum(owned) + scales)
+        assert rest(spec, Category.OPTIMIZER_STATE) == state
+        plain = peak_of(replace(spec, optimizer=Optimizer.SGD))
+        if peak_of(spec).phase == plain.phase:
+            assert peak_of(spec).total == plain.total + state
+
+
+def test_11_fp32_logits_dominate_and_no_rank_divides_them() -> None:
+    """FP32 logits dominate: 4096 x 248320 x 4 bytes = 3.79 GiB, not divided by N. 16k x 248320 in bf16 is 8.1 GB; a
+    thread that said 16 meant fp32 [Megatron-Bridge PR 5508].
+
+    The loss keeps the logarithms of the probabilities in fp32 from forward to backward, and forward and backward make
+    more tensors of that size: logits, and the gradients of both.
+    """
+    tokens, vocab = 4096, 248320
+    model = replace(PRESETS["tiny-llama"], name="large-vocabulary", vocab=vocab)
+    fp32 = tokens * vocab * 4
+    assert f"{fp32 / GIB:.2f}" == "3.79"
+    for strategy, ranks in itertools.product(Strategy, (1, 64)):
+        spec = RunSpec(model=model, strategy=strategy, ranks=ranks, seq=tokens)
+        made = [blocks_made(spec, (category,))[fp32] for category in (Category.ACTIVATION, Category.TEMPORARY)]
+        assert made == [1, 3]  # log probabilities; logits, and in backward the gradients of both
+    half, whole = 16384 * vocab * 2, 16384 * vocab * 4
+    assert (f"{half / GB:.1f}", f"{whole / GB:.0f}") == ("8.1", "16")
+    mixed = replace(spec, seq=16384, precision=Precision.BF16_MIXED)
+    made = blocks_made(mixed, (Category.ACTIVATION, Category.TEMPORARY))
+    # In bf16 the matrix product makes the logits, and its gradient leaves; the loss widens them to fp32 all the same.
+    assert (made[half], made[whole]) == (2, 4)
+
+
+@pytest.mark.parametrize("name", ["tiny", "gpt2", "llama3-8b"])
+def test_11_the_logits_grow_with_tokens_and_vocabulary_alone(name: str) -> None:
+    """The kind: n tokens and V words are 4 n V bytes for every model, N, recipe and unit; checkpointing keeps them."""
+    model = PRESETS[name]
+    for precision, checkpointing, batch, seq in itertools.product(
+        Precision, (Checkpointing(0), Checkpointing(1)), (1, 3), (7, 64)
+    ):
+        for ranks in (2, 5):
+            spec = RunSpec(
+                model=model, ranks=ranks, precision=precision, checkpointing=checkpointing, batch=batch, seq=seq
+            )
+            assert blocks_made(spec, (Category.ACTIVATION,))[batch * seq * model.vocab * 4] == 1

@@ -56,3 +56,7 @@ def test_small_and_negative_bytes() -> None:
     assert (format_nbytes(0), format_nbytes(999), format_nbytes(1000)) == ("0 B", "999 B", "1 kB")
     assert (format_binary_nbytes(1023), format_binary_nbytes(1024)) == ("1023 B", "1.00 KiB")
     assert format_decimal_nbytes(-1_500_000) == "-1.50 MB"
+
+
+def test_columns_know_a_larger_unit() -> None:
+    assert (format_decimal_nbytes(16 * 10**15), format_binary_nbytes(2**50)) == ("16.00 PB", "1.00 PiB")

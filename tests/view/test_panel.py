@@ -16,15 +16,17 @@ import pytest
 from tests.view.backends import FakeBackend, in_loop, settled
 from zeroviz.backend import RunState
 from zeroviz.compare import UNEXPLAINED
-from zeroviz.errors import RunError
+from zeroviz.errors import RunError, SpecError
+from zeroviz.heatmap import Upward
 from zeroviz.models import PRESETS
-from zeroviz.panel import ExplorerPanel, explorer
+from zeroviz.panel import ExplorerPanel, explorer, fit
 from zeroviz.panel.controls import UNSET
 from zeroviz.panel.tables import tables_html
 from zeroviz.predict import predict
 from zeroviz.scene import build_scene
 from zeroviz.spec import DType, Offload, Optimizer, Precision, RunSpec, Strategy, UnitKind, Zero1Form
-from zeroviz.state import TOGGLES, Explorer
+from zeroviz.state import Explorer
+from zeroviz.toggles import TOGGLES
 from zeroviz.trace import AllocatorReading, Category, Origin, Trace
 
 
@@ -34,7 +36,7 @@ def panel() -> ExplorerPanel:
 
 def figures(html: str) -> dict[tuple[str, ...], int]:
     """(rank, moment, category, source) -> bytes of the memory table."""
-    pattern = r'data-rank="(\d+)" data-moment="([^"]+)" data-category="(\w+)" data-source="(\w+)"[^>]*>([^<]+)<'
+    pattern = r'data-rank="(\d+)" data-moment="([^"]+)" data-category="([^"]+)" data-source="(\w+)"[^>]*>([^<]+)<'
     return {
         key: int(value.replace(",", "").rstrip("B "))
         for *key, value in re.findall(pattern, html)
@@ -243,6 +245,95 @@ def test_wire_figures_are_the_traces() -> None:
     assert "ranks 0-3" in html
 
 
+def test_the_timeline_stands_open_under_the_bars_and_follows() -> None:
+    page = panel()
+    assert page.timeline.is_open and 'aria-label="ZeRO-3 on 4 ranks, fp32: the step of each rank' in unescape(
+        page.timeline.picture.value
+    )
+    page.state.choose(strategy=Strategy.ZERO1, checkpointing=True)
+    assert "ZeRO-1 on 4 ranks, fp32: the step" in page.timeline.picture.value
+    assert "checkpointing block" in page.timeline.picture.value
+    before = page.timeline.picture.value
+    page.timeline.start.value = True
+    assert page.state.from_rest and "not at 0" in page.timeline.picture.value != before
+    page.timeline.button.value = False
+    assert page.timeline.children == (page.timeline.button,)
+    page.state.choose(ranks=8)
+    assert "on 8 ranks" not in page.timeline.picture.value  # closed, it costs nothing
+    page.timeline.button.value = True
+    assert "on 8 ranks" in page.timeline.picture.value
+
+
+def test_ranks_that_differ_can_be_chosen_for_the_timeline() -> None:
+    page = panel()
+    assert page.timeline.rank.disabled
+    predicted = page.state.predicted
+    leak = predicted.ranks[2].events[-1]._replace(delta_nbytes=8)
+    events = (*predicted.ranks[2].events, leak, leak._replace(delta_nbytes=-8))
+    odd = replace(predicted.ranks[2], events=events)
+    ranks = (*predicted.ranks[:2], odd, predicted.ranks[3])
+    page.state.measured = replace(predicted, origin=Origin.LIVE, ranks=ranks)
+    assert [rank for _, rank in page.timeline.rank.options] == [0, 2] and not page.timeline.rank.disabled
+    page.timeline.rank.value = 2
+    assert page.state.rank == 2 and "the step of rank 2" in page.timeline.picture.value
+    page.state.choose(ranks=2)
+    assert page.state.rank == 1 and "the step of each rank" in page.timeline.picture.value
+
+
+def test_the_map_of_what_fits_is_drawn_when_it_is_opened() -> None:
+    page = panel()
+    assert not page.fit.is_open and page.fit.picture.value == ""
+    page.fit.button.value = True
+    assert "Does tiny fit in h100-80gb?" in page.fit.picture.value
+    page.fit.gpu.value = "24GiB"
+    assert "Does tiny fit in 24GiB?" in page.fit.picture.value
+    page.fit.upward.value = Upward.SEQ
+    assert ">sequence</text>" in page.fit.picture.value
+    page.state.choose(model=PRESETS["llama3-8b"])
+    assert "Does llama3-8b fit" in page.fit.picture.value
+    page.fit.gpu.value = "<b>"
+    assert "&lt;b&gt;" in page.fit.picture.value and "<svg" not in page.fit.picture.value
+    page.fit.gpu.value = "a100-40gb"
+    assert "<svg" in page.fit.picture.value
+
+
+def test_sections_say_what_they_are_open_or_closed() -> None:
+    page = panel()
+    for section in (page.timeline, page.fit):
+        assert section.button.tooltip and "zeroviz-section" in section._dom_classes
+        for is_open in (True, False):
+            section.button.value = is_open
+            assert section.button.description.startswith("▾" if is_open else "▸")
+
+
+def test_as_here_stands_beside_as_on_nccl_with_unexplained_as_a_line() -> None:
+    """A rank whose allocator was read event by event, and 24 bytes in it that nobody predicted."""
+    predicted = predict(RunSpec(model=PRESETS["tiny"], ranks=1))
+    first = predicted.ranks[0]
+    place = next(i for i, event in enumerate(first.events) if event.op == "backward") + 1
+    extra = first.events[place]._replace(category=Category.TEMPORARY, delta_nbytes=24)
+    events = (*first.events[:place], extra, *first.events[place:], extra._replace(delta_nbytes=-24))
+    reading = AllocatorReading(first.rest_nbytes, first.peak().total + 24, "a test", num_events=len(events))
+    measured = replace(
+        predicted,
+        origin=Origin.LIVE,
+        ranks=(replace(first, events=events, allocator=reading),),
+        environment={"backend": "gloo", "devices": ["cpu"]},
+    )
+    html = tables_html(build_scene(predicted, measured), predicted, measured)
+    assert "as on NCCL" in html and "as here" in html
+    shown = figures(html)
+    for moment in ("peak", "machine peak"):
+        assert shown["0", moment, "unexplained", "difference"] == 24
+        assert shown["0", moment, "TEMPORARY", "difference"] == shown["0", moment, "total", "difference"] == 24
+    assert shown["0", "at rest", "unexplained", "difference"] == 0
+    machine = first.machine_peak().total
+    assert shown["0", "machine peak", "total", "predicted"] == machine
+    assert shown["0", "machine peak", "step counters", "measured"] == first.step_counter_nbytes
+    assert "not as predicted" in html and "torch's allocator, and in no figure here" in unescape(html)
+    assert "%" not in re.sub(r"<[^>]*>", "", html)
+
+
 def test_names_are_text_and_never_markup() -> None:
     page = panel()
     page.state.choose(model=replace(PRESETS["tiny"], name="<img src=x onerror=alert(1)>"))
@@ -261,6 +352,21 @@ def test_a_toggle_redraws_within_a_blink() -> None:
         page.state.choose(strategy=list(Strategy)[turn % 4])
         times.append(time.perf_counter() - started)
     assert min(times) < 0.5
+
+
+def test_the_map_alone_has_controls_and_runs_nothing() -> None:
+    page = fit(model=PRESETS["llama3-8b"], ranks=8, seq=4096)
+    assert page.fit.is_open and "Does llama3-8b fit in h100-80gb?" in page.fit.picture.value
+    assert "zoom" not in page.controls.widget
+    page.controls.widget["strategy"].value = Strategy.DDP
+    assert ">DDP, fp32: " in page.fit.picture.value
+    page.controls.widget["prefetch"].max = 9
+    page.controls.widget["prefetch"].value = 3  # which DDP has no use for
+    assert "prefetch is 3 with strategy ddp" in page.news.value and page.state.prefetch == 0
+    with pytest.raises(RunError):
+        page.state.run()
+    with pytest.raises(SpecError, match="ranks is 0"):
+        fit(ranks=0)
 
 
 def test_outside_a_notebook_it_says_where_it_belongs() -> None:

@@ -12,8 +12,9 @@ from zeroviz.compare import Moment
 from zeroviz.errors import TraceError
 from zeroviz.models import PRESETS, bare
 from zeroviz.predict import predict
+from zeroviz.quantity import format_nbytes
 from zeroviz.scene import Reference, Segment, build_scene
-from zeroviz.spec import Precision, RunSpec, Strategy, UnitPolicy
+from zeroviz.spec import Offload, Precision, RunSpec, Strategy, UnitPolicy
 from zeroviz.trace import Category, Event, Origin, Trace
 
 GRID = [
@@ -180,6 +181,19 @@ def test_a_line_is_kept_for_a_run_to_come() -> None:
     trace = predict(RunSpec(model=PRESETS["tiny"], ranks=2))
     before, after = build_scene(trace, expects_run=True), build_scene(trace, live(trace), expects_run=True)
     assert "Measured: not run yet" in before.subtitle and len(before.subtitle) == len(after.subtitle)
+
+
+def test_what_is_offloaded_is_in_no_bar_and_in_a_note() -> None:
+    trace = predict(RunSpec(model=PRESETS["tiny"], ranks=2, offload=Offload.OPTIMIZER))
+    scene = build_scene(trace)
+    assert all(segment.category.on_device for segment in scene.segments)
+    # Moments, 8 bytes, and the host's copy of the parameters, 4 bytes, of half the 266,220 / 4 * 2 padded elements.
+    held = 12 * trace.ranks[0].at_rest[Category.SHARDED_PARAM] // 4
+    assert any("In the host's memory" in note and format_nbytes(held) in note for note in scene.notes)
+    # Each step the gradient shard goes down and the updated parameters come up, 4 bytes an element each.
+    shard = scene.amount(trace.ranks[0].at_rest[Category.SHARDED_PARAM])
+    assert scene.subtitle[-1].endswith(f"{shard} down and {shard} up in one step")
+    assert scene.subtitle[-2].startswith("Wire: ")
 
 
 def test_padding_is_named_by_rank() -> None:

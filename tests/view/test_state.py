@@ -16,8 +16,20 @@ from zeroviz.backend import RunState
 from zeroviz.errors import RunError, SpecError
 from zeroviz.models import PRESETS
 from zeroviz.predict import predict
-from zeroviz.spec import Precision, RunSpec, Strategy, UnitKind, UnitPolicy, Zero1Form
-from zeroviz.state import MAX_RUNS_KEPT, TOGGLES, Explorer
+from zeroviz.spec import (
+    Checkpointing,
+    DType,
+    Offload,
+    Optimizer,
+    Precision,
+    RunSpec,
+    Strategy,
+    UnitKind,
+    UnitPolicy,
+    Zero1Form,
+)
+from zeroviz.state import MAX_RUNS_KEPT, Explorer
+from zeroviz.toggles import TOGGLES, spec_of
 from zeroviz.trace import Origin
 
 
@@ -101,6 +113,121 @@ def test_toggles_that_no_longer_apply_go_back_to_their_default() -> None:
     assert state.choose(zero1_form=Zero1Form.ALL_REDUCE)
     assert state.choose(strategy=Strategy.DDP) and state.zero1_form is Zero1Form.REDUCE_SCATTER
     assert state.choose(blocks=2) and state.choose(unit=UnitKind.LAYER) and state.blocks == 1
+
+
+@pytest.mark.parametrize(
+    ("toggles", "field", "value"),
+    [
+        ({"optimizer": Optimizer.SGD}, "optimizer", Optimizer.SGD),
+        ({"grad_dtype": DType.BF16}, "grad_dtype", DType.BF16),
+        ({"checkpointing": True}, "checkpointing", Checkpointing(1)),
+        ({"checkpointing": True, "region": 3}, "checkpointing", Checkpointing(3)),
+        ({"offload": Offload.PARAMS}, "offload", Offload.PARAMS),
+        ({"accumulation": 3}, "accumulation", 3),
+        ({"accumulation": 2, "no_sync": True}, "no_sync", True),
+        ({"strategy": Strategy.SHARD_GRAD_OP, "prefetch": 2}, "prefetch", 2),
+    ],
+)
+def test_the_steps_options_reach_the_spec(toggles: dict[str, Any], field: str, value: Any) -> None:
+    state = explorer()
+    assert state.choose(**toggles) and state.notice == ""
+    assert getattr(state.spec, field) == value
+    assert state.spec == spec_of(state.toggles) and state.predicted == predict(state.spec)
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "follows", "words"),
+    [
+        ({"offload": Offload.PARAMS}, {"strategy": Strategy.ZERO2}, {"offload": Offload.OPTIMIZER}, "offload is now"),
+        (
+            {"offload": Offload.OPTIMIZER},
+            {"optimizer": Optimizer.ADAMW_8BIT},
+            {"offload": Offload.NONE},
+            "offload is now none",
+        ),
+        (
+            {"optimizer": Optimizer.ADAMW_8BIT},
+            {"offload": Offload.OPTIMIZER},
+            {"optimizer": Optimizer.ADAMW},
+            "optimizer is now adamw",
+        ),
+        ({"accumulation": 2, "no_sync": False}, {"strategy": Strategy.ZERO1}, {"no_sync": None}, "as usual"),
+        ({"accumulation": 2, "no_sync": True}, {"accumulation": 1}, {"no_sync": None}, ""),
+        ({"checkpointing": True, "region": 2}, {"checkpointing": False}, {"region": 1}, ""),
+        (
+            {"model": PRESETS["gpt2"], "checkpointing": True, "region": 12},
+            {"model": PRESETS["tiny"]},
+            {"region": 3},
+            "recomputed together is now 3",
+        ),
+        (
+            {"grad_dtype": DType.FP32, "precision": Precision.BF16},
+            {"precision": Precision.FP32},
+            {"grad_dtype": None},
+            "",
+        ),
+    ],
+)
+def test_options_follow_what_they_depend_on(
+    first: dict[str, Any], then: dict[str, Any], follows: dict[str, Any], words: str
+) -> None:
+    state = explorer()
+    assert state.choose(**first)
+    assert state.choose(**then), state.error
+    assert {name: getattr(state, name) for name in follows} == follows
+    assert words in state.notice and bool(words) == bool(state.notice)
+
+
+@pytest.mark.parametrize(
+    ("first", "given", "words"),
+    [
+        ({"strategy": Strategy.DDP}, {"offload": Offload.PARAMS}, "keeps its parameters whole"),
+        ({}, {"checkpointing": True, "region": 4}, "has only 3"),
+        ({}, {"no_sync": True}, "one micro-batch"),
+        ({}, {"accumulation": 65}, "from 1 to 64"),
+        ({"strategy": Strategy.ZERO1, "accumulation": 2}, {"no_sync": False}, "no_sync is false"),
+    ],
+)
+def test_an_option_that_was_asked_for_and_cannot_be_is_refused(
+    first: dict[str, Any], given: dict[str, Any], words: str
+) -> None:
+    state = explorer()
+    assert state.choose(**first)
+    before = state.toggles
+    assert not state.choose(**given)
+    assert words in state.error and "\n" not in state.error and state.toggles == before
+
+
+def test_an_option_moves_the_bars_and_not_the_axis() -> None:
+    state = explorer()
+    state.choose(model=PRESETS["tiny-llama"], batch=8, seq=128)
+    scene = state.scene()
+    assert scene.reference is not None and scene.reference.label == "peak of DDP"
+    state.choose(checkpointing=True, optimizer=Optimizer.SGD)
+    lighter = state.scene()
+    assert lighter.axis_max == scene.axis_max and lighter.rows[0].peak_nbytes < scene.rows[0].peak_nbytes
+    assert lighter.reference is not None and lighter.reference.label == "peak of plain DDP"
+
+
+def test_the_timeline_is_of_the_chosen_rank_and_start() -> None:
+    state = explorer()
+    assert state.timeline().rank == 0 and state.timeline().parts[0].axis_min == 0
+    state.rank, state.from_rest = 3, True
+    assert state.timeline().rank == 3 and state.timeline().parts[0].axis_min == state.predicted.ranks[0].rest_nbytes
+    state.choose(ranks=2)  # rank 3 is no more
+    assert state.rank == 1 and state.timeline().rank == 1
+
+
+def test_the_map_is_of_this_state_and_the_chosen_gpu() -> None:
+    state = explorer()
+    state.choose(model=PRESETS["llama3-8b"], seq=4096, precision=Precision.BF16_MIXED)
+    assert state.heatmap().current.peak_nbytes == state.predicted.ranks[0].peak().total
+    fits = state.heatmap().current.fits
+    state.gpu = "24GB"
+    assert fits and not state.heatmap().current.fits
+    state.gpu = "a toaster"
+    with pytest.raises(SpecError, match="a toaster"):
+        state.heatmap()
 
 
 @pytest.mark.parametrize("strategy", Strategy)

@@ -156,6 +156,16 @@ def test_copies_of_the_backend_are_a_line_of_their_own_and_leave_the_measured_on
     assert any("As here" in line for line in timeline.subtitle)
 
 
+def test_a_measured_step_alone_is_drawn_as_areas_with_what_is_here_as_a_line() -> None:
+    trace = live(predict(spec_of(ranks=2)))
+    (part,) = build_timeline(trace).parts
+    course = course_of(trace.ranks[0])
+    assert part.most == max(course.device) and not part.is_measured and part.has_artefacts
+    assert [column.here for column in part.columns] == [max(course.here[c.start : c.stop]) for c in part.columns]
+    assert any("As here" in line for line in build_timeline(trace).subtitle)
+    assert not any("As here" in line for line in build_timeline(predict(spec_of(ranks=2))).subtitle)
+
+
 def test_what_is_offloaded_is_a_plot_of_its_own() -> None:
     trace = predict(spec_of(offload=Offload.OPTIMIZER))
     timeline = build_timeline(trace)

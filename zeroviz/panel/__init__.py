@@ -9,16 +9,18 @@ explorer(LiveBackend())
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from IPython.display import Javascript, display
 
 from zeroviz.backend import Backend
-from zeroviz.errors import RunError
+from zeroviz.errors import RunError, SpecError
+from zeroviz.panel.fit import FitPanel
 from zeroviz.panel.look import ACCESS_JS
 from zeroviz.panel.panel import ExplorerPanel
 from zeroviz.state import Explorer
 
-__all__ = ["ExplorerPanel", "explorer"]
+__all__ = ["ExplorerPanel", "FitPanel", "explorer", "fit"]
 
 
 def explorer(backend: Backend) -> ExplorerPanel:
@@ -32,3 +34,15 @@ def explorer(backend: Backend) -> ExplorerPanel:
         raise RunError("explorer() needs a running event loop; call it in a notebook cell.") from None
     display(Javascript(ACCESS_JS))  # type: ignore[no-untyped-call]
     return ExplorerPanel(Explorer(backend, loop))
+
+
+def fit(**toggles: Any) -> FitPanel:
+    """The map of what fits a GPU, to be shown by the cell; it runs nothing. `toggles` are set first, if they can be.
+
+    `.state` of the result is the Explorer: `panel.state.gpu = "24GB"` draws the map of another device.
+    """
+    state = Explorer()
+    if toggles and not state.choose(**toggles):
+        raise SpecError(state.error)
+    display(Javascript(ACCESS_JS))  # type: ignore[no-untyped-call]
+    return FitPanel(state)

@@ -62,7 +62,9 @@ def swatch(category: Category, spec: RunSpec, *, held: bool) -> str:
 
 
 def stripes(hatch: str) -> str:
-    """A hatch as CSS gradients, one a direction."""
+    """A hatch as CSS gradients, one a direction; dots as one that repeats by itself."""
+    if hatch[0] == ".":
+        return "radial-gradient(#1a1a1a 1px, transparent 1.5px) 0 0 / 4px 4px"
     angles = {"/": "-45deg", "\\": "45deg", "|": "90deg", "-": "0deg"}
     crossed = {"x": "/\\", "+": "|-"}.get(hatch[0], hatch[0])
     return ", ".join(

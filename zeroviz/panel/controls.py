@@ -5,7 +5,7 @@ A control never decides: it asks, and then shows what the Explorer says, which a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import ipywidgets as widgets  # type: ignore[import-untyped]
@@ -53,7 +53,7 @@ _DESCRIPTIONS = {
 class Controls:
     """All controls, bound to an Explorer. `box` lays them out; `widget` finds one by its toggle's name."""
 
-    def __init__(self, state: Explorer) -> None:
+    def __init__(self, state: Explorer, *, leave_out: Collection[str] = ()) -> None:
         self._state = state
         self._showing = False
         self.widget: dict[str, Any] = {
@@ -77,6 +77,8 @@ class Controls:
             "async_reduce": widgets.Checkbox(description="overlap reduction and compute", indent=False),
             "zoom": _buttons((("to DDP's peak", False), ("to the longest bar", True))),
         }
+        for name in leave_out:
+            del self.widget[name]
         rows = []
         for name, control in self.widget.items():
             label, tooltip = _DESCRIPTIONS[name]

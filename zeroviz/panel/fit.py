@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html import escape
 from typing import Any
 
 import ipywidgets as widgets  # type: ignore[import-untyped]
@@ -9,8 +10,36 @@ import ipywidgets as widgets  # type: ignore[import-untyped]
 from zeroviz.draw_heatmap import heatmap_svg
 from zeroviz.facts import GPU_CAPACITY_NBYTES
 from zeroviz.heatmap import Upward
+from zeroviz.panel.controls import Controls
+from zeroviz.panel.look import CSS
 from zeroviz.panel.section import Section
 from zeroviz.state import Explorer
+
+
+class FitPanel(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no types
+    """The map alone, with the controls of the step: for whoever asks what fits and has no need to run it."""
+
+    def __init__(self, state: Explorer) -> None:
+        self.state = state
+        self.controls = Controls(state, leave_out=("zoom",))
+        self.news = widgets.HTML()
+        self.news.add_class("zeroviz-live")
+        self.fit = FitSection(state, is_open=True)
+        desk = widgets.Box([self.controls.box, self.news])
+        desk.add_class("zeroviz-desk")
+        main = widgets.Box([desk, self.fit])
+        main.add_class("zeroviz-main")
+        super().__init__([widgets.HTML(CSS), main])
+        self.add_class("zeroviz-explorer")
+        self._tell()
+        state.observe(lambda _: self._tell(), ["notice", "error"])
+
+    def _tell(self) -> None:
+        state = self.state
+        self.news.value = (
+            f'<div class="zeroviz-news"><div class="zeroviz-error">{escape(state.error)}</div>'
+            f'<div class="zeroviz-notice">{escape(state.notice)}</div></div>'
+        )
 
 
 class FitSection(Section):

@@ -17,7 +17,13 @@ CSS = """<style>
   .zeroviz-main { grid-template-columns: 392px minmax(0, 1fr); align-items: start; }
   .zeroviz-controls { flex-flow: column; }
   .zeroviz-controls > *, .zeroviz-controls > .widget-toggle-buttons { flex: 0 0 auto; }
+  /* The controls stay in sight while the pictures beside them scroll, which takes a page without a frame that scrolls
+     between them and the notebook: Lab's own is clipped instead, see below. */
+  .zeroviz-main { overflow: clip; }
+  .zeroviz-desk { position: sticky; top: 0; align-self: start; max-height: calc(100vh - 110px); overflow: hidden auto; }
 }
+.zeroviz-explorer, .jp-OutputArea-output:has(> .zeroviz-explorer), .jp-OutputArea-child:has(.zeroviz-explorer),
+.jp-Cell-outputArea:has(.zeroviz-explorer) { overflow: clip; }
 .zeroviz-controls .widget-checkbox .widget-label-basic { font-size: 14px; }
 .zeroviz-controls .widget-toggle-buttons button, .zeroviz-controls .jupyter-button { font-size: 14px; }
 .zeroviz-controls .widget-toggle-buttons .jupyter-button { width: auto; min-width: 36px; padding: 0 6px; margin: 1px; }

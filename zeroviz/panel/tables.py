@@ -26,8 +26,8 @@ def tables_html(scene: Scene, predicted: Trace, measured: Trace | None, *, earli
     Ranks come in the groups of the picture. earlier: `measured` is not of the last run, which failed.
     """
     ran = measured is not None
-    comparison = compare(predicted, measured) if measured is not None else alone(predicted)
     groups = list(dict.fromkeys(row.ranks for row in scene.rows))
+    comparison = compare(predicted, measured) if measured is not None else alone(predicted, groups)
     parts = [memory_table(comparison, groups, measured or predicted, ran=ran), _wire(comparison, ran)]
     if measured is None:
         parts.append("<p>Not run yet: press Run on cluster to see measured bytes beside these.</p>")
