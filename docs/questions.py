@@ -84,133 +84,140 @@ def the_peak(ask: Asker) -> str:
     rank = ask.predict()
     held = rank["peak"]["by_category"]
     whole = held["UNSHARDED_PARAM"] + held["UNSHARDED_GRAD"]
-    return (
-        f"{peak(rank)} on each rank, in {rank['peak']['phase']} of {rank['peak']['unit']}: {gb(rank['at_rest']['total'])} "
-        f"of states at rest, {gb(whole)} of the unit's whole parameters and gradients, {gb(held['ACTIVATION'])} of "
-        f"activations and {gb(held['TEMPORARY'])} of temporaries, most of them logits and their gradients. The table that "
-        "is printed has every byte, and the most held in each phase."
-    )
+    return f"""
+        {peak(rank)} on each rank, in {rank["peak"]["phase"]} of {rank["peak"]["unit"]}: {gb(rank["at_rest"]["total"])}
+        of states at rest, {gb(whole)} of this unit's whole parameters and gradients, {gb(held["ACTIVATION"])} of
+        activations, and {gb(held["TEMPORARY"])} of temporaries, which are tensors of tokens times vocabulary in fp32.
+        The printed table has every byte and the most held in each phase.
+        """
 
 
 def wrapping(ask: Asker) -> str:
     base, model = ask.predict(), ask.predict("--unit model")
     layer, four = ask.predict("--unit layer"), ask.predict("--unit block:4")
-    return (
-        f"Blocks: {peak(base)}. One unit for all, which is also what a wrap policy that matches nothing gives: "
-        f"{peak(model)}, for the whole model and its whole gradient are there at once. Below a block little changes here, "
-        f"for the peak is in {base['peak']['unit']}, which no policy cuts: {peak(layer)} with attention and MLP apart, "
-        f"whose extra borders keep one more activation each, and {peak(four)} with four blocks a unit. The bytes on the "
-        "wire are the same in all of these."
-    )
+    (always,) = {sent(rank) for rank in (base, model, layer, four)}
+    return f"""
+        A unit a block: {peak(base)}. One unit for all, which is also what a wrap policy that matches nothing gives:
+        {peak(model)}, for the whole model and its whole gradient are there at once. Between these little changes here,
+        because the peak is in {base["peak"]["unit"]}, which no policy cuts: {peak(four)} with four blocks a unit,
+        {peak(layer)} with attention and MLP apart, whose border keeps one more activation a block. On the wire it is
+        {always} in all four.
+        """
 
 
 def best_batch(ask: Asker) -> str:
     plain, again = ask.budget(), ask.budget("--checkpointing block")
-    return (
-        f"{plain['largest_batch']['value']} sequence of 4,096 tokens on each of 8 GPUs of 80 GiB, and "
-        f"{again['largest_batch']['value']} where each block is recomputed. The search is exact; "
-        f"{gb(plain['budget_nbytes'])} are what is left of the card after a reserve that `--reserve` sets. Whether the "
-        "largest batch is the best one for training is not a question of memory."
-    )
+    return f"""
+        The largest is {plain["largest_batch"]["value"]} sequence of 4,096 tokens on each of 8 GPUs of 80 GiB, and
+        {again["largest_batch"]["value"]} where each block is recomputed. The search is exact, for a peak of
+        {gb(plain["budget_nbytes"])}: the card less a reserve that `--reserve` sets. Which batch trains best is not a
+        question of memory.
+        """
 
 
 def longest_sequence(ask: Asker) -> str:
     plain, again = ask.budget(), ask.budget("--checkpointing block")
-    return (
-        f"{plain['longest_seq']['value']:,} tokens with one sequence a rank, {again['longest_seq']['value']:,} where each "
-        "block is recomputed. (Attention is the flash kernel, which keeps nothing of sequence times sequence.)"
-    )
+    return f"""
+        {plain["longest_seq"]["value"]:,} tokens with one sequence a rank, {again["longest_seq"]["value"]:,} where each
+        block is recomputed. Attention is a flash kernel here, which keeps nothing of sequence times sequence.
+        """
 
 
 def more_ranks(ask: Asker) -> str:
     few, more, many = ask.predict(), ask.predict("--ranks 16"), ask.predict("--ranks 64")
     row = ask.budget()
-    return (
-        f"At rest {gb(few['at_rest']['total'])} on 8, {gb(more['at_rest']['total'])} on 16 and "
-        f"{gb(many['at_rest']['total'])} on 64. The peak falls by the same bytes and not by the same factor, "
-        f"{peak(few)}, {peak(more)}, {peak(many)}: activations and the unit in use do not depend on N (the line `falls "
-        f"with N` says how much does). The least that fits is N = {row['smallest_ranks']['value']}. Each rank sends "
-        f"{sent(few)}, {sent(more)}, {sent(many)} a step."
-    )
+    rest = [gb(rank["at_rest"]["total"]) for rank in (few, more, many)]
+    return f"""
+        At rest {rest[0]} on 8 ranks, {rest[1]} on 16 and {rest[2]} on 64. The peak falls by the same bytes and not by
+        the same factor, {peak(few)}, {peak(more)}, {peak(many)}: activations and the unit in use do not depend on N.
+        The printed line `falls with N` says how much does. The least N that fits 80 GiB is
+        {row["smallest_ranks"]["value"]}. A rank sends {sent(few)}, {sent(more)} and {sent(many)} a step.
+        """
 
 
 def on_cpu(ask: Asker) -> str:
     base = ask.predict()
     optimizer, params = ask.predict("--offload optimizer"), ask.predict("--offload params")
-    return (
-        f"The peak falls from {peak(base)} to {peak(optimizer)}; {gb(_host(optimizer))} a rank lie on the host instead, "
-        f"and each step {gb(optimizer['link']['to host'])} of gradients go down and "
-        f"{gb(optimizer['link']['to device'])} of parameters come up. With parameters and gradients offloaded too: "
-        f"{peak(params)}, {gb(_host(params))} on the host, {gb(params['link']['to device'])} up (a shard for each gather). "
-        "Of activations nothing is moved, and they are most of this peak: see the next question first."
-    )
+    return f"""
+        Master and moments on the host: the peak is {peak(optimizer)} instead of {peak(base)}. {_host(optimizer)} a rank
+        rest on the host, and in each step {_down(optimizer)} of gradients go down to it and {_up(optimizer)} of
+        parameters come up. With parameters and gradients there too: {peak(params)}, {_host(params)} on the host,
+        {_down(params)} down and {_up(params)} up, a shard for each gather. Activations stay, and are most of this peak;
+        so first the next question.
+        """
 
 
-def _host(rank: dict[str, Any]) -> int:
-    return sum(rank["at_rest"]["on_host"].values())
+def _host(rank: dict[str, Any]) -> str:
+    return gb(sum(rank["at_rest"]["on_host"].values()))
+
+
+def _down(rank: dict[str, Any]) -> str:
+    return gb(rank["link"]["to host"])
+
+
+def _up(rank: dict[str, Any]) -> str:
+    return gb(rank["link"]["to device"])
 
 
 def checkpointing(ask: Asker) -> str:
     base, block = ask.predict(), ask.predict("--checkpointing block")
     two, eight = ask.predict("--checkpointing block:2"), ask.predict("--checkpointing block:8")
-    return (
-        f"Each block: {peak(base)} becomes {peak(block)}, for one more forward of every block. Regions of two or eight "
-        f"blocks, {peak(two)} and {peak(eight)}, hardly help, for the peak is now in {block['peak']['unit']}, the logits; "
-        f"and a region is gathered once more to be recomputed: {sent(two)} and {sent(eight)} are sent instead of "
-        f"{sent(block)}."
-    )
+    return f"""
+        Each block: {peak(base)} becomes {peak(block)}, at the price of one more forward of every block. Regions of two
+        and of eight blocks, {peak(two)} and {peak(eight)}, hardly help, because the peak is in {block["peak"]["unit"]}
+        with its logits; and the units of a region are gathered once more to be recomputed, so that {sent(two)} and
+        {sent(eight)} are sent instead of {sent(block)}.
+        """
 
 
 def fp32_reduction(ask: Asker) -> str:
     base, wide = ask.predict(), ask.predict("--grad-dtype fp32")
-    return (
-        f"Gradients that are added up, reduced and kept in fp32 make the peak {peak(wide)} instead of {peak(base)}, and "
-        f"each rank sends {sent(wide)} instead of {sent(base)}: {gb(wide['at_rest']['total'])} instead of "
-        f"{gb(base['at_rest']['total'])} rest, 18 bytes a parameter and not 16, and the whole gradient of the unit in use "
-        "is twice as wide."
-    )
+    rest = [gb(rank["at_rest"]["total"]) for rank in (base, wide)]
+    return f"""
+        Gradients that are added up, reduced and kept in fp32: a peak of {peak(wide)} instead of {peak(base)}, because
+        the whole gradient of the unit in use is twice as wide and {rest[1]} rest instead of {rest[0]} (18 bytes a
+        parameter instead of 16). A rank sends {sent(wide)} instead of {sent(base)}.
+        """
 
 
 def hybrid(ask: Asker) -> str:
     group, everyone = ask.predict(), ask.predict("--ranks 64")
-    return (
-        "`hybrid_shard` is not in this version: it can be neither run nor predicted. What is known in closed form: with "
-        "shard groups of G ranks, G dividing N, a rank holds 16 P/G bytes at rest (and not 16 P/N), because states are "
-        "cut inside a group and every group has a copy. That is ZeRO-3 on G ranks: "
-        f"{gb(group['at_rest']['total'])} for 64 ranks in groups of 8, against {gb(everyone['at_rest']['total'])} if all "
-        "64 shard. What it buys is that gathers and reductions stay inside a group, and only the gradient's shard, g P/G "
-        "bytes, is all-reduced between groups. So: where links between groups (nodes) are the bottleneck, and 16 P/G still "
-        "fits."
-    )
+    return f"""
+        `hybrid_shard` is not in this version: it is neither predicted nor run. In closed form, with P parameters, N
+        ranks and shard groups of G (G divides N): a rank rests at 16 P/G bytes and not at 16 P/N, because states are divided
+        inside a group and every group has a copy of them. That is ZeRO-3 on G ranks: on 64 ranks in groups of 8
+        {gb(group["at_rest"]["total"])}, against {gb(everyone["at_rest"]["total"])} where all 64 divide. What it buys:
+        gathers and reductions stay inside a group, and between groups only the gradient's shard is all-reduced, P/G
+        elements. So it is for links between groups (nodes) that are the bottleneck, where 16 P/G still fits.
+        """
 
 
 def not_resharding(ask: Asker) -> str:
-    base, kept = ask.predict(), ask.predict("--reshard-after-forward false")
-    row = ask.budget("--reshard-after-forward false")
+    base, kept = ask.predict(), ask.predict("--strategy shard_grad_op")
+    row = ask.budget("--strategy shard_grad_op")
     spare = row["budget_nbytes"] - kept["peak"]["total"]
-    verdict = f"that fits, with {gb(spare)} to spare" if spare >= 0 else f"that is {gb(-spare)} too much"
-    return (
-        f"It is a question of the peak alone: parameters stay gathered from forward to backward, {peak(kept)} instead of "
-        f"{peak(base)}; on 80 GiB {verdict} (longest sequence {row['longest_seq']['value']:,}). At rest nothing changes, "
-        f"{gb(kept['at_rest']['total'])}. It saves the second gather: {sent(kept)} are sent instead of {sent(base)}. The "
-        "report calls it `shard_grad_op`."
-    )
+    verdict = f"fits 80 GiB with {gb(spare)} to spare" if spare >= 0 else f"is {gb(-spare)} too much for 80 GiB"
+    return f"""
+        Safe is what fits at the peak: parameters stay gathered from forward to backward, so it is {peak(kept)} instead
+        of {peak(base)}, which {verdict}; the longest sequence is then {row["longest_seq"]["value"]:,}. At rest nothing
+        changes: {gb(kept["at_rest"]["total"])}. It saves the second gather: a rank sends {sent(kept)} instead of
+        {sent(base)}. (FSDP's name for it, `--reshard-after-forward false`, means the same.)
+        """
 
 
 def which_unit(ask: Asker) -> str:
     rank = ask.predict()
     table = "\n".join(ask.lines("", "units ("))
-    return (
-        fill(
-            f"The one that is named at the peak: {rank['peak']['unit']}. All units with their sizes are listed:", WIDTH
-        )
-        + f"\n\n```\n{table}\n```\n\n"
-        + fill(
-            "A tied embedding and its head are one unit (`root`), as in FSDP. An untied pair is two units here; in FSDP "
-            "it is the root's, and so gathered together, unless both are wrapped as well.",
-            WIDTH,
-        )
-    )
+    opening = f"The one that is named at the peak: {rank['peak']['unit']}. All units are listed with their sizes:"
+    closing = """
+        A tied embedding and its head are one unit, `root`, as in FSDP. If they are not tied they are two units here; in
+        FSDP they are the root's, and gathered together, unless both are wrapped as blocks are.
+        """
+    return f"{opening}\n\n```\n{table}\n```\n\n{_filled(closing)}"
+
+
+def _filled(text: str) -> str:
+    return fill(" ".join(text.split()), WIDTH)
 
 
 QUESTIONS: dict[str, Callable[[Asker], str]] = {
@@ -230,25 +237,25 @@ QUESTIONS: dict[str, Callable[[Asker], str]] = {
 
 def page() -> str:
     """The whole page."""
-    opening = (
-        "What people ask of a memory tool, answered for one step: Llama-3-8B on 8 ranks, ZeRO-3 (FULL_SHARD), bf16 with "
-        "fp32 master and moments, one sequence of 4,096 tokens a rank, a unit a block, nothing recomputed or offloaded. "
-        "Written by `docs/questions.py` from the reports of the commands shown, which start nothing. GB is 1e9 bytes. "
-        "Activations and temporaries are those of this implementation on torch's CPU kernels; a GPU's kernels keep and "
-        "borrow others, so near an edge measure."
-    )
-    lines = ["# Questions", "", fill(opening, WIDTH), "", "```", f'STEP="{STEP}"', "```"]
+    opening = """
+        What people ask of a memory tool, answered for one step: Llama-3-8B on 8 ranks, ZeRO-3 (FULL_SHARD), bf16 with
+        fp32 master and moments, one sequence of 4,096 tokens a rank, a unit a block, nothing recomputed or offloaded.
+        `docs/questions.py` writes this page from the reports of the commands on it, which start nothing. GB is 1e9
+        bytes. Activations and temporaries are those of this implementation on torch's CPU kernels. A GPU's kernels keep
+        and borrow others, so near an edge, measure.
+        """
+    lines = ["# Questions", "", _filled(opening), "", "```", f'STEP="{STEP}"', "```"]
     for question, answer in QUESTIONS.items():
         ask = Asker()
         text = answer(ask)
         commands = [f"zeroviz {command}" for command in ask.commands]
         lines += ["", f"## {question}", "", "```", *commands, "```", ""]
-        lines.append(text if "```" in text else fill(text, WIDTH))
-    closing = (
-        "Any of these steps can be run for real with a model that fits the machine, and is then measured beside the "
-        "prediction, byte by byte: `zeroviz run --model tiny --ranks 4` with the same options. What differs is named."
-    )
-    return "\n".join([*lines, "", "## And is that true?", "", fill(closing, WIDTH), ""])
+        lines.append(text if "```" in text else _filled(text))
+    closing = """
+        `zeroviz run --model tiny --ranks 4` runs a step for real, with any of these options, and shows what each rank
+        measured beside the prediction, in bytes; what differs is named. [fidelity.md](fidelity.md) has the whole grid.
+        """
+    return "\n".join([*lines, "", "## And is that true?", "", _filled(closing), ""])
 
 
 def main() -> int:

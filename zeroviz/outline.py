@@ -10,45 +10,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
-from zeroviz.models import ModelShape, SublayerKind
+from zeroviz.models import SublayerKind
 from zeroviz.partition import Place, Plan, Segment, plan_for
-from zeroviz.schedule import Op, OpKind, schedule
-from zeroviz.spec import Checkpointing, Offload, Optimizer, RunSpec, Strategy, UnitPolicy
+from zeroviz.schedule import Op, OpKind, Order, schedule
 
 MAX_PERIOD = 64  # tokens; blocks cut into layers repeat after 16. Longer patterns are walked through, repeats and all
-
-
-class Order(NamedTuple):
-    """What fixes the order of a step. After the third micro-batch nothing new comes: the first, the last and one
-    between them hold all that any number of them does."""
-
-    model: ModelShape
-    unit: UnitPolicy
-    strategy: Strategy
-    prefetch: int
-    async_reduce: bool
-    optimizer: Optimizer
-    checkpointing: Checkpointing
-    offload: Offload
-    accumulation: int
-    no_sync: bool | None
-
-    @classmethod
-    def of(cls, spec: RunSpec) -> Order:
-        return cls(
-            spec.model,
-            spec.unit,
-            spec.strategy,
-            spec.prefetch,
-            spec.async_reduce,
-            spec.optimizer,
-            spec.checkpointing,
-            spec.offload,
-            min(spec.accumulation, 3),
-            spec.no_sync,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +66,7 @@ class Outline:
 @lru_cache(maxsize=1024)
 def outline(order: Order) -> Outline:
     """The outline of every spec with this order, whatever its batch, seq, ranks and precision."""
-    spec = RunSpec(**order._asdict(), batch=1, seq=1)
+    spec = order.spec
     plan = plan_for(spec)
     numels = Counter(unit.numel for unit in plan.units)
     slots = {numel: slot for slot, numel in enumerate(numels)}

@@ -32,9 +32,9 @@ from operator import add, ge, mul, neg
 from zeroviz.events import Change
 from zeroviz.memory import RestPlaces
 from zeroviz.models import Family, ModelShape
-from zeroviz.outline import Order, Outline, Token, outline
+from zeroviz.outline import Outline, Token, outline
 from zeroviz.predict import NBYTES_PER_TOKEN_ID
-from zeroviz.schedule import OpKind
+from zeroviz.schedule import OpKind, Order
 from zeroviz.spec import DType, Recipe, RunSpec, Strategy
 from zeroviz.sublayers import dry_pass, passes, release
 from zeroviz.tape import Sizes
@@ -100,7 +100,9 @@ def floor_of(spec: RunSpec) -> int:
 
 def moments_of(spec: RunSpec) -> Moments:
     """The candidates for the peak of `spec`, the same for whatever batch, seq and ranks."""
-    return _moments(Order.of(spec), spec.recipe)
+    order = Order.of(spec)
+    # After the third micro-batch nothing new comes: the first, the last and one between hold all that any number does.
+    return _moments(order._replace(accumulation=min(order.accumulation, 3)), spec.recipe)
 
 
 @lru_cache(maxsize=2048)

@@ -18,9 +18,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
+from typing import NamedTuple
 
+from zeroviz.models import ModelShape
 from zeroviz.partition import Plan, plan_for
-from zeroviz.spec import RunSpec, Strategy
+from zeroviz.spec import Checkpointing, Offload, Optimizer, RunSpec, Strategy, UnitPolicy
 
 
 class Phase(Enum):
@@ -77,6 +79,41 @@ class Op:
     segment: int | None = None
 
 
+class Order(NamedTuple):
+    """What fixes the ops of a step: everything but its sizes, its dtypes and what a collective is called."""
+
+    model: ModelShape
+    unit: UnitPolicy
+    strategy: Strategy
+    prefetch: int
+    async_reduce: bool
+    optimizer: Optimizer
+    checkpointing: Checkpointing
+    offload: Offload
+    accumulation: int
+    no_sync: bool | None
+
+    @classmethod
+    def of(cls, spec: RunSpec) -> Order:
+        return cls(
+            spec.model,
+            spec.unit,
+            spec.strategy,
+            spec.prefetch,
+            spec.async_reduce,
+            spec.optimizer,
+            spec.checkpointing,
+            spec.offload,
+            spec.accumulation,
+            spec.no_sync,
+        )
+
+    @property
+    def spec(self) -> RunSpec:
+        """A spec of this order."""
+        return RunSpec(**self._asdict(), batch=1, seq=1)
+
+
 @dataclass(frozen=True, slots=True)
 class Use:
     """One computation of a pass."""
@@ -95,9 +132,14 @@ class Span:
     stop: int
 
 
-@lru_cache(maxsize=256)
 def schedule(spec: RunSpec) -> tuple[Op, ...]:
     """The ops of one step of `spec`, in program order."""
+    return _schedule(Order.of(spec))
+
+
+@lru_cache(maxsize=256)
+def _schedule(order: Order) -> tuple[Op, ...]:
+    spec = order.spec
     plan = plan_for(spec)
     ops: list[Op] = []
     for micro_batch in range(spec.accumulation):

@@ -10,9 +10,11 @@ from playwright.sync_api import Browser
 
 from tests.browser.expect import assert_shows, expected, wait_until
 from tests.browser.lab import ROOT, ExplorerPage, Lab
+from zeroviz.heatmap import RANKS
 from zeroviz.models import PRESETS
 from zeroviz.predict import predict
-from zeroviz.spec import Precision, RunSpec, Strategy, UnitPolicy
+from zeroviz.spec import Checkpointing, Offload, Optimizer, Precision, RunSpec, Strategy, UnitPolicy
+from zeroviz.timeline import build_timeline
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
@@ -53,7 +55,8 @@ def test_each_strategy_shows_its_prediction(explorer: ExplorerPage, strategy: St
     explorer.press("strategy", strategy.label)
     assert_shows(explorer, predict(RunSpec(model=PRESETS["tiny"], strategy=strategy, ranks=2)))
     enabled = {name for name in ("zero1-form", "prefetch") if not is_disabled(explorer, name)}
-    assert enabled == {Strategy.ZERO1: {"zero1-form"}, Strategy.ZERO3: {"prefetch"}}.get(strategy, set())
+    only_zero1 = {"zero1-form"} if strategy is Strategy.ZERO1 else set()
+    assert enabled == only_zero1 | ({"prefetch"} if strategy.shards_param else set())
 
 
 def is_disabled(explorer: ExplorerPage, name: str) -> bool:
@@ -79,6 +82,77 @@ def test_precision_unit_and_a_large_model(explorer: ExplorerPage) -> None:
     explorer.control("model").locator("select").select_option(label=large)
     wait_until(explorer, lambda: "llama3-70b" in explorer.title())
     wait_until(explorer, lambda: "Prediction only" in explorer.notice())
+
+
+def test_options_of_the_step_move_the_peak(explorer: ExplorerPage) -> None:
+    start_state(explorer)
+    spec = RunSpec(model=PRESETS["tiny"], ranks=2)
+    explorer.press("checkpointing", "blocks")
+    spec = replace(spec, checkpointing=Checkpointing(1))
+    assert_shows(explorer, predict(spec))
+    explorer.slide("region", "ArrowRight")
+    spec = replace(spec, checkpointing=Checkpointing(2))
+    assert_shows(explorer, predict(spec))
+    explorer.press("offload", "optimizer")
+    spec = replace(spec, offload=Offload.OPTIMIZER)
+    wait_until(explorer, lambda: "offload optimizer" in explorer.title())
+    assert explorer.bars() == [rank.peak().total for rank in predict(spec).ranks]
+    explorer.press("offload", "none")
+    explorer.press("checkpointing", "nothing")
+    explorer.control("optimizer").locator("select").select_option(label="sgd")
+    assert_shows(explorer, predict(RunSpec(model=PRESETS["tiny"], ranks=2, optimizer=Optimizer.SGD)))
+    explorer.control("optimizer").locator("select").select_option(label="adamw")
+    explorer.press("strategy", "DDP")
+    explorer.press("offload", "params")
+    wait_until(explorer, lambda: "keeps its parameters whole" in explorer.error())
+    start_state(explorer)
+
+
+def test_the_timeline_follows_and_its_ops_say_their_bytes(explorer: ExplorerPage) -> None:
+    start_state(explorer)
+    drawing = explorer.root.locator("svg.zeroviz-timeline")
+    explorer.press("strategy", "ZeRO-2")
+    timeline = build_timeline(
+        predict(RunSpec(model=PRESETS["tiny"], strategy=Strategy.ZERO2, ranks=2)), from_rest=False
+    )
+    wait_until(explorer, lambda: drawing.get_attribute("aria-label") == timeline.sentence)
+    tips = drawing.locator("[data-op] title").evaluate_all("tips => tips.map(tip => tip.textContent)")
+    peak = timeline.peak
+    assert any(f"at most {peak.nbytes:,} B" in tip and "block 2" in tip for tip in tips)
+    explorer.press("from-rest", "from what is held at rest")
+    wait_until(explorer, lambda: "not at 0" in drawing.inner_text())
+    explorer.press("from-rest", "from zero")
+    heading = explorer.root.locator(".zeroviz-timeline-section .zeroviz-heading")
+    heading.focus()
+    explorer.page.keyboard.press("Space")
+    wait_until(explorer, lambda: drawing.count() == 0)
+    explorer.page.keyboard.press("Space")
+    wait_until(explorer, lambda: drawing.count() == 1)
+
+
+def test_the_map_opens_and_takes_another_gpu(explorer: ExplorerPage) -> None:
+    start_state(explorer)
+    explorer.root.locator(".zeroviz-fit-section .zeroviz-heading").click()
+    drawing = explorer.root.locator("svg.zeroviz-heatmap")
+    wait_until(explorer, lambda: drawing.count() == 1 and "fit in h100-80gb" in drawing.inner_text())
+    cells = drawing.locator("[data-spare]")
+    assert cells.count() == len(RANKS) * len(cells.evaluate_all("cs => [...new Set(cs.map(c => c.dataset.value))]"))
+    gpu = explorer.control("gpu").locator("input")
+    gpu.fill("24GiB")
+    gpu.press("Enter")
+    wait_until(explorer, lambda: "fit in 24GiB" in drawing.inner_text())
+    gpu.fill("a toaster")
+    gpu.press("Enter")
+    wait_until(explorer, lambda: "a toaster" in explorer.root.locator(".zeroviz-section-error").inner_text())
+    explorer.root.locator(".zeroviz-fit-section .zeroviz-heading").click()
+
+
+def test_the_controls_stay_in_sight_beside_the_timeline(explorer: ExplorerPage) -> None:
+    explorer.root.locator(".zeroviz-timeline-section").evaluate("part => part.scrollIntoView({ block: 'start' })")
+    explorer.page.wait_for_timeout(300)
+    desk = explorer.root.locator(".zeroviz-desk").bounding_box()
+    assert desk is not None and 0 <= desk["y"] < 400 and desk["height"] > 400
+    explorer.root.evaluate("root => root.scrollIntoView({ block: 'start' })")
 
 
 def test_letters_typed_on_a_control_do_not_edit_the_notebook(explorer: ExplorerPage) -> None:
@@ -122,6 +196,11 @@ def test_a_run_is_measured_beside_its_prediction(explorer: ExplorerPage) -> None
     assert explorer.bars("live") == [measured[rank, "peak", "total"] for rank in (0, 1)]
     assert all(measured[rank, "peak", "total"] > measured[rank, "at rest", "total"] for rank in (0, 1))
     assert explorer.root.locator(".zeroviz-losses td").count() > 0
+    unexplained = {key: nbytes for key, nbytes in differences.items() if key[2] == "unexplained"}
+    assert set(unexplained.values()) == {0} and len(unexplained) == 2 * len(("at rest", "peak", "machine peak"))
+    assert all(measured[rank, "machine peak", "total"] >= measured[rank, "peak", "total"] for rank in (0, 1))
+    line = explorer.root.locator("svg.zeroviz-timeline").inner_text()
+    assert "Measured: " in line and "reach the predicted maximum to the byte" in line
     sent = explorer.root.locator('.zeroviz-wire td[data-source="difference"]').all_inner_texts()
     assert sent and {text.split()[0] for text in sent} == {"0"}
 

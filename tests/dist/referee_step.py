@@ -17,9 +17,11 @@ from typing import Any
 
 import torch
 
+from cluster.allocator import cpu_counter
 from cluster.meter import Meter
 from cluster.own.step import Executor
 from cluster.rank import RankJob, joined_group
+from cluster.settle import Settling
 from tests.dist.ranks import RankPool
 from zeroviz.spec import RunSpec
 
@@ -39,9 +41,12 @@ def refereed(job: RankJob) -> dict[str, Any]:
         gc.collect()
         gc.disable()  # the collector frees and allocates when it likes
         comm.barrier()
+        counter = cpu_counter()
+        assert counter is not None
         referee.referee_restart()
         before = referee.referee_live()
-        executor.step()
+        with comm.settled_by(Settling(counter)):
+            executor.step()
         by_referee = referee.referee_peak() - before
         comm.barrier()
         with meter.recording(executor.held_tensors(), device) as recording, comm.settled_by(recording.settling):

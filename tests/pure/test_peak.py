@@ -13,9 +13,10 @@ import pytest
 from zeroviz import outline as outline_module
 from zeroviz import peak as peak_module
 from zeroviz.models import PRESETS, ModelShape, bare
-from zeroviz.outline import Order, outline
+from zeroviz.outline import outline
 from zeroviz.peak import floor_of, moments_of, peak_of
 from zeroviz.predict import predict
+from zeroviz.schedule import Order
 from zeroviz.spec import (
     Checkpointing,
     DType,
