@@ -6,17 +6,20 @@ An out-of-memory kill takes a rank, or the notebook, without a word; a refusal s
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 
+from zeroviz.command import command_line
 from zeroviz.errors import SpecError
 from zeroviz.memory import rest_by_category
 from zeroviz.models import Family
 from zeroviz.partition import plan_for
 from zeroviz.peak import peak_of
 from zeroviz.quantity import format_nbytes
-from zeroviz.spec import RunSpec
+from zeroviz.spec import Implementation, RunSpec
+from zeroviz.wording import strategy_label
 
 # Memory an engine has to itself once it has imported torch and run steps of the tiny model: 260 MB of 370 MB resident
 # (psutil's uss and rss; CPU build of torch 2.13, Linux). The rest is library text that all engines share.
@@ -24,7 +27,12 @@ ENGINE_NBYTES = 260 * 10**6
 
 INIT_ITEMSIZE = 4  # a unit is initialised in fp32 before it is cast and cut into shards
 
-_ADVICE = "Use fewer ranks or a smaller model, or `zeroviz predict`, which computes the same bytes and holds none."
+
+def _advice(spec: RunSpec | None) -> str:
+    advice = "Use fewer ranks or a smaller model"
+    if spec is None:
+        return f"{advice}."
+    return f"{advice}, or `{command_line('rehearse', spec)}`, which runs the same code on tensors without memory."
 
 
 def check_runnable(spec: RunSpec) -> None:
@@ -41,13 +49,13 @@ def check_runnable(spec: RunSpec) -> None:
         )
 
 
-def check_engines(num_new: int) -> None:
-    """Raise SpecError unless `num_new` more engines fit in the host's free memory."""
+def check_engines(num_new: int, spec: RunSpec | None = None) -> None:
+    """Raise SpecError unless `num_new` more engines, wanted for `spec`, fit in the host's free memory."""
     need, free = max(0, num_new) * ENGINE_NBYTES, free_nbytes()
     if need > free:
         raise SpecError(
             f"Starting {num_new} engines takes {format_nbytes(need)} ({format_nbytes(ENGINE_NBYTES)} each), but "
-            f"{format_nbytes(free)} of memory are free. {_ADVICE}"
+            f"{format_nbytes(free)} of memory are free. {_advice(spec)}"
         )
 
 
@@ -57,8 +65,11 @@ def check_capacity(spec: RunSpec, *, num_warm: int) -> None:
     need = new engines * ENGINE_NBYTES + ranks * (predicted peak + offloaded states + fp32 elements of the largest unit)
     """
     num_new = max(0, spec.ranks - num_warm)
-    check_engines(num_new)
-    # Ranks differ in padding only, which is inside the total: rank 0's peak stands for all.
+    check_engines(num_new, spec)
+    # Ranks differ in padding only, which is inside the total: rank 0's peak stands for all. FSDP2's is near that of our
+    # own code when it gathers the next unit and reduces the last one meanwhile.
+    if spec.impl is not Implementation.OWN:
+        spec = replace(spec, impl=Implementation.OWN, prefetch=1, async_reduce=True)
     offloaded = sum(nbytes for category, nbytes in rest_by_category(spec).items() if category.on_host)
     peak = peak_of(spec).total + offloaded
     largest_unit = max(unit.numel for unit in plan_for(spec).units)
@@ -66,9 +77,9 @@ def check_capacity(spec: RunSpec, *, num_warm: int) -> None:
     need, free = num_new * ENGINE_NBYTES + states, free_nbytes()
     if need > free:
         raise SpecError(
-            f"Running {spec.model.name} under {spec.strategy.label} on {spec.ranks} ranks takes {format_nbytes(need)} "
+            f"Running {spec.model.name} under {strategy_label(spec)} on {spec.ranks} ranks takes {format_nbytes(need)} "
             f"({format_nbytes(states)} for the step at its peak, the rest for processes), but {format_nbytes(free)} of "
-            f"memory are free. {_ADVICE}"
+            f"memory are free. {_advice(spec)}"
         )
 
 

@@ -13,6 +13,7 @@ from typing import Self
 
 from zeroviz.backend import OnProgress, Progress, RunState
 from zeroviz.spec import Implementation, RunSpec
+from zeroviz.wording import strategy_label
 
 # Operators for each parameter, counted for llama3-8b and its 291 parameters.
 _MAKING = {Implementation.OWN: 10, Implementation.FSDP2: 20}
@@ -54,7 +55,7 @@ class Pace:
         self._num_at_last = 0
         self._next_look = self._start + _FIRST_LOOK_S / 2
         ranks = f"{spec.ranks:,} rank{'s' * (spec.ranks > 1)}"
-        self._tell(RunState.RUNNING, f"rehearsing {spec.strategy.label} on {ranks}, {spec.precision.value}")
+        self._tell(RunState.RUNNING, f"rehearsing {strategy_label(spec)} on {ranks}, {spec.precision.value}")
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:

@@ -12,7 +12,7 @@ and each kind of rank makes its own (`cluster.witness.update`).
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
@@ -34,6 +34,8 @@ from cluster.witness.update import Update, alike, local_numel
 from zeroviz.backend import OnProgress
 from zeroviz.errors import RunError, SpecError
 from zeroviz.memory import rest_padding_nbytes
+from zeroviz.partition import alike_stretches
+from zeroviz.rank_trace import AlikeRanks
 from zeroviz.schedule import Phase
 from zeroviz.spec import Implementation, RunSpec
 from zeroviz.trace import Category, Event, Origin, RankTrace, Trace
@@ -115,31 +117,33 @@ def _walk(spec: RunSpec, tensors: FakeTensors) -> RankTrace:
     return trace
 
 
-def _own_ranks(spec: RunSpec, first: RankTrace) -> tuple[RankTrace, ...]:
-    return tuple(
-        replace(first, rank=rank, padding_nbytes=rest_padding_nbytes(spec, rank)) for rank in range(spec.ranks)
+def _own_ranks(spec: RunSpec, first: RankTrace) -> Sequence[RankTrace]:
+    """Every rank's trace: rank 0's, with the rank's padding."""
+    return AlikeRanks(
+        [
+            (stretch, replace(first, rank=stretch.start, padding_nbytes=rest_padding_nbytes(spec, stretch.start)))
+            for stretch in alike_stretches(spec)
+        ]
     )
 
 
-def _fsdp2_ranks(spec: RunSpec, first: RankTrace, tensors: FakeTensors) -> tuple[RankTrace, ...]:
+def _fsdp2_ranks(spec: RunSpec, first: RankTrace, tensors: FakeTensors) -> Sequence[RankTrace]:
     """Every rank's trace: rank 0's, with the optimizer's step of the rank's kind."""
     before = tuple(event for event in first.events if event.phase != Phase.OPTIMIZER.value)
     padded_nbytes = first.rest[Category.SHARDED_PARAM] + first.rest[Category.SHARDED_GRAD]
-    ranks = []
-    for kind in alike(spec):
-        trace = first
-        if kind[0] > 0:
-            moments_nbytes, events = _update(spec, kind[0], tensors)
-            needed_nbytes = 2 * spec.recipe.param.itemsize * local_numel(spec, kind[0])
-            trace = replace(
-                first,
-                rest={**first.rest, Category.OPTIMIZER_STATE: moments_nbytes},
-                events=before + events,
-                padding_nbytes=padded_nbytes - needed_nbytes,
-            )
-            trace.check()
-        ranks += [replace(trace, rank=rank) for rank in kind]
-    return tuple(sorted(ranks, key=lambda rank: rank.rank))
+    stretches = [(alike(spec)[0], first)]
+    for stretch in alike(spec)[1:]:
+        moments_nbytes, events = _update(spec, stretch.start, tensors)
+        trace = replace(
+            first,
+            rank=stretch.start,
+            rest={**first.rest, Category.OPTIMIZER_STATE: moments_nbytes},
+            events=before + events,
+            padding_nbytes=padded_nbytes - 2 * spec.recipe.param.itemsize * local_numel(spec, stretch.start),
+        )
+        trace.check()
+        stretches.append((stretch, trace))
+    return AlikeRanks(stretches)
 
 
 def _update(spec: RunSpec, rank: int, tensors: FakeTensors) -> tuple[int, tuple[Event, ...]]:

@@ -24,6 +24,7 @@ from cluster.pool import Pool
 from zeroviz.backend import OnProgress, Progress, RunState
 from zeroviz.errors import RunError, SpecError
 from zeroviz.spec import RunSpec
+from zeroviz.wording import strategy_label
 
 T = TypeVar("T")
 
@@ -226,7 +227,7 @@ class Session:
         on_progress(
             Progress(
                 RunState.RUNNING,
-                f"running {spec.strategy.label} on {spec.ranks} rank{'s' * (spec.ranks > 1)}, {spec.precision.value} "
+                f"running {strategy_label(spec)} on {spec.ranks} rank{'s' * (spec.ranks > 1)}, {spec.precision.value} "
                 f"({placement.backend}, {devices})",
             )
         )

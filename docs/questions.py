@@ -184,11 +184,11 @@ def hybrid(ask: Asker) -> str:
     group, everyone = ask.predict(), ask.predict("--ranks 64")
     return f"""
         `hybrid_shard` is not in this version: it is neither predicted nor run. In closed form, with P parameters, N
-        ranks and shard groups of G (G divides N): a rank rests at 16 P/G bytes and not at 16 P/N, because states are divided
-        inside a group and every group has a copy of them. That is ZeRO-3 on G ranks: on 64 ranks in groups of 8
-        {gb(group["at_rest"]["total"])}, against {gb(everyone["at_rest"]["total"])} where all 64 divide. What it buys:
-        gathers and reductions stay inside a group, and between groups only the gradient's shard is all-reduced, P/G
-        elements. So it is for links between groups (nodes) that are the bottleneck, where 16 P/G still fits.
+        ranks and shard groups of G (G divides N): a rank rests at 16 P/G bytes and not at 16 P/N, because states are
+        divided inside a group and every group has a copy of them. That is ZeRO-3 on G ranks. On 64 ranks in groups of
+        8 it is {gb(group["at_rest"]["total"])}, against {gb(everyone["at_rest"]["total"])} where all 64 divide. What it
+        buys: gathers and reductions stay inside a group, and between groups only the gradient's shard is all-reduced,
+        P/G elements. So it is for links between groups (nodes) that are the bottleneck, where 16 P/G still fits.
         """
 
 

@@ -33,7 +33,7 @@ from zeroviz.compare_ops import BY_KERNELS, Circumstances, Figure, LeakRow, OpRo
 from zeroviz.errors import TraceError
 from zeroviz.maxima import machine_maxima, maxima
 from zeroviz.spec import DType
-from zeroviz.trace import CATEGORY_ORDER, Category, Peak, RankTrace, Trace, WireTotal
+from zeroviz.trace import CATEGORY_ORDER, Category, Origin, Peak, RankTrace, Trace, WireTotal
 
 __all__ = [
     "BF16_SCRATCH",
@@ -199,13 +199,13 @@ def compare(predicted: Trace, measured: Trace) -> Comparison:
     leaks: list[LeakRow] = []
     gloo = (measured.environment or {}).get("backend") == "gloo" and measured.spec.ranks > 1
     for left, right in zip(predicted.ranks, measured.ranks, strict=True):
-        known = _circumstances(measured, right)
+        known = _circumstances(predicted, measured, right)
         rows = op_rows(left, right, known)
         ops += rows
         leaks += leak_rows(right, rows)
         memory += _moment_rows(left, right, Moment.REST, known, rows)
         memory += _moment_rows(left, right, Moment.PEAK, known, rows)
-        if known.exact and not known.on_cuda:
+        if known.compares_machines:
             memory += _moment_rows(left, right, Moment.MACHINE_PEAK, known, rows)
         wire += _wire_rows(left, right)
         if right.allocator is not None:
@@ -213,7 +213,7 @@ def compare(predicted: Trace, measured: Trace) -> Comparison:
     return Comparison(tuple(memory), tuple(wire), tuple(allocator), tuple(ops), tuple(leaks))
 
 
-def _circumstances(measured: Trace, rank: RankTrace) -> Circumstances:
+def _circumstances(predicted: Trace, measured: Trace, rank: RankTrace) -> Circumstances:
     spec, environment = measured.spec, measured.environment or {}
     devices, ranks = environment.get("devices", ()), environment.get("ranks", ())
     device = str(devices[rank.rank]) if rank.rank < len(devices) else ""
@@ -224,6 +224,7 @@ def _circumstances(measured: Trace, rank: RankTrace) -> Circumstances:
         narrow=spec.recipe.param is not DType.FP32,
         overlaps=spec.ranks > 1 and (spec.prefetch > 0 or spec.async_reduce),
         watched="watched" in method,
+        rehearsed=predicted.origin is Origin.REHEARSED,
     )
 
 

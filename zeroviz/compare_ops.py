@@ -32,7 +32,8 @@ class Circumstances:
     """What is known of a measured rank besides its bytes.
 
     exact: its events are the allocator's own, all of them. narrow: it computes in bf16. overlaps: communication runs
-    beside compute. watched: a dispatch mode read the step.
+    beside compute. watched: a dispatch mode read the step. rehearsed: what it is compared with is a rehearsal, which
+    has no scratch of kernels and no copies of a backend.
     """
 
     exact: bool = False
@@ -40,6 +41,12 @@ class Circumstances:
     narrow: bool = False
     overlaps: bool = False
     watched: bool = False
+    rehearsed: bool = False
+
+    @property
+    def compares_machines(self) -> bool:
+        """Whether all that the machine's allocator gave out is on both sides."""
+        return self.exact and not self.on_cuda and not self.rehearsed
 
     @property
     def by_kernels(self) -> str:
@@ -106,7 +113,7 @@ def op_rows(ours: RankTrace, theirs: RankTrace, known: Circumstances) -> list[Op
     rest = ours.rest_nbytes, theirs.rest_nbytes
     device = pairs(spans(ours), spans(theirs), rest)
     rows = _rows(device, theirs.rank, Figure.DEVICE, lambda pair: _device_cause(pair, known))
-    if not known.exact or known.on_cuda:
+    if not known.compares_machines:
         return rows
     in_device = {(row.phase, row.op, row.unit, row.difference, row.left_nbytes) for row in rows}
     sums = sum(ours.rest.values()) + ours.step_counter_nbytes, sum(theirs.rest.values()) + theirs.step_counter_nbytes

@@ -14,7 +14,7 @@ from itertools import groupby, pairwise
 
 from zeroviz.models import ModelShape, NamedShape, Sublayer, SublayerKind
 from zeroviz.policies import KEEP_ALL
-from zeroviz.spec import Checkpointing, RunSpec, Strategy, UnitKind, UnitPolicy
+from zeroviz.spec import Implementation, Checkpointing, RunSpec, Strategy, UnitKind, UnitPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +197,25 @@ def shard_padding_numel(unit: Unit, spec: RunSpec, rank: int) -> int:
     """How many of the rank's shard elements are padding."""
     start, stop = shard_bounds(unit, spec, rank)
     return (stop - start) - max(0, min(stop, unit.numel) - min(start, unit.numel))
+
+
+def padding_numel(unit: Unit, spec: RunSpec) -> int:
+    """Elements of padding in the gathered unit. FSDP2 cuts each parameter by rows and pads each to N equal chunks."""
+    if spec.impl is Implementation.OWN:
+        return buffer_numel(unit, spec) - unit.numel
+    padded_rows = [(shape, chunk_rows(shape.shape[0], spec.ranks) * spec.ranks) for shape in unit.params]
+    return sum((rows - shape.shape[0]) * (shape.numel // shape.shape[0]) for shape, rows in padded_rows)
+
+
+def chunk_rows(num_rows: int, num_ranks: int) -> int:
+    """Rows of each of FSDP2's chunks, padding included: 5 rows over 3 ranks are 2 a rank."""
+    return -(-num_rows // num_ranks)
+
+
+def local_rows(num_rows: int, num_ranks: int, rank: int) -> int:
+    """Rows of the rank's chunk, padding left out: 5 rows over 3 ranks are 2, 2 and 1."""
+    chunk = chunk_rows(num_rows, num_ranks)
+    return max(0, min(chunk, num_rows - rank * chunk))
 
 
 def alike_stretches(spec: RunSpec) -> tuple[range, ...]:

@@ -250,7 +250,7 @@ def _legend(segments: list[Segment], paddings: list[Padding], axis_max: int) -> 
 def _subtitle(
     predicted: Trace, measured: Trace | None, unit: str, *, earlier: bool, expects_run: bool
 ) -> tuple[str, ...]:
-    lines = [what_text(predicted.spec), _peak_line("Predicted", predicted, unit)]
+    lines = [what_text(predicted.spec), _peak_line(SOURCE_LABEL[predicted.origin].capitalize(), predicted, unit)]
     if measured is not None:
         source = SOURCE_LABEL[measured.origin].capitalize()
         lines.append(_peak_line(f"{source} in an earlier run" if earlier else source, measured, unit))

@@ -207,7 +207,8 @@ class Explorer(HasTraits):
             return ""
         return (
             f"Prediction only: the ranks together need {format_nbytes(need)} at the peak and this machine has "
-            f"{format_nbytes(total)} of memory, so its CPUs cannot run it."
+            f"{format_nbytes(total)} of memory, so its CPUs cannot run it. `{command_line('rehearse', self.spec)}` in a "
+            "terminal runs the same code on tensors without memory."
         )
 
     @property

@@ -16,7 +16,7 @@ from zeroviz.columns import WIDTH, columns, entry
 from zeroviz.compare import place_text
 from zeroviz.gathered import divided_nbytes
 from zeroviz.models import Family
-from zeroviz.partition import Unit, buffer_numel, is_sharded, plan_for
+from zeroviz.partition import Unit, padding_numel, plan_for
 from zeroviz.quantity import format_binary_nbytes, format_decimal_nbytes
 from zeroviz.rank_trace import alike
 from zeroviz.spec import RunSpec, Strategy
@@ -24,7 +24,7 @@ from zeroviz.tables_host import host_table, link_table
 from zeroviz.tables_options import batch_text, option_entries, scales_nbytes, unit_entries
 from zeroviz.tables_step import step_table
 from zeroviz.trace import Category, RankTrace, Trace
-from zeroviz.wording import overlap_options, recipe_sum
+from zeroviz.wording import overlap_options, recipe_sum, strategy_label
 
 MAX_UNIT_LINES = 12
 _HEADER_LABEL_WIDTH = 10
@@ -78,7 +78,7 @@ def header(trace: Trace) -> list[str]:
     model = spec.model
     sizes = "" if model.family is Family.BARE else f" ({model.num_params:,} parameters)"
     ranks = f"{spec.ranks:,} rank" + ("s" if spec.ranks > 1 else "")
-    lines = [f"{trace.origin.value.upper()}: {spec.strategy.label} on {ranks}, {model.name}{sizes}", ""]
+    lines = [f"{trace.origin.value.upper()}: {strategy_label(spec)} on {ranks}, {model.name}{sizes}", ""]
     lines += entry("strategy", _HELD[spec.strategy], _HEADER_LABEL_WIDTH)
     lines += entry("recipe", f"{spec.precision.value}: {recipe_sum(spec, 'bytes/param')}", _HEADER_LABEL_WIDTH)
     if options := ", ".join(overlap_options(spec)):
@@ -201,7 +201,7 @@ def _units(spec: RunSpec) -> list[str]:
     for run in _runs(units):
         first, last = run[0], run[-1]
         name = first.name if len(run) == 1 else f"{len(run)} x {first.name} .. {last.name}"
-        pad = buffer_numel(first, spec) - first.numel if is_sharded(spec) else 0
+        pad = padding_numel(first, spec)
         mark = f"largest, {largest.numel / spec.model.num_params:.0%}" if largest in run and len(units) > 1 else ""
         rows.append([f"  {name}", f"{first.numel:,}", f"{pad:,}", mark])
     if len(rows) > MAX_UNIT_LINES + 1:

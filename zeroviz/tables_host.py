@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from zeroviz.columns import columns, entry
 from zeroviz.events import as_events
 from zeroviz.link import Transfer
@@ -16,7 +14,7 @@ def host_table(every: str, rank: RankTrace, num_params: int) -> list[str]:
     held = rank.at_rest_on_host
     if not held:
         return []
-    rows = [[f"HOST AT REST, {every}", "bytes", "decimal", "binary", "B/param"]]
+    rows = [[f"ON THE HOST, {every}", "bytes", "decimal", "binary", "B/param"]]
     lines = {category.value: nbytes for category, nbytes in held.items()}
     for label, nbytes in {**lines, "total": sum(held.values())}.items():
         figures = [f"{nbytes:,}", format_decimal_nbytes(nbytes), format_binary_nbytes(nbytes)]
@@ -36,24 +34,41 @@ def host_peak_nbytes(rank: RankTrace) -> int:
     return most
 
 
-def link_table(every: str, rank: RankTrace) -> list[str]:
-    """What a step copies between host and device, by direction and dtype; nothing where nothing is offloaded."""
-    if not rank.transfers:
+def link_table(
+    every: str, ours: RankTrace, theirs: RankTrace | None = None, names: tuple[str, str] = ("predicted", "measured")
+) -> list[str]:
+    """What a step copies between host and device, by direction and dtype; nothing where nothing is offloaded.
+
+    theirs: another account of the step, named second.
+    """
+    kinds = dict.fromkeys(_kind(transfer) for rank in (ours, theirs or ours) for transfer in rank.transfers)
+    if not kinds:
         return []
-    count: Counter[tuple[str, str]] = Counter()
-    moved: Counter[tuple[str, str]] = Counter()
-    for transfer in rank.transfers:
-        count[_kind(transfer)] += 1
-        moved[_kind(transfer)] += transfer.nbytes
-    rows = [[f"OVER THE LINK, {every}", "copies", "bytes", "decimal", "binary"]]
-    for (direction, dtype), nbytes in moved.items():
-        rows.append(_row(f"{direction} {dtype}", count[direction, dtype], nbytes))
-    rows.append(_row("total", sum(count.values()), sum(moved.values())))
-    return columns(rows, min_width=11)
+    predicted = [_moved(ours, kind) for kind in kinds]
+    if theirs is None:
+        rows = [[f"OVER THE LINK, {every}", "copies", "bytes", "decimal", "binary"]]
+        for (direction, dtype), (num_copies, nbytes) in zip(kinds, predicted, strict=True):
+            rows.append(_row(f"{direction} {dtype}", num_copies, nbytes))
+        rows.append(_row("total", *map(sum, zip(*predicted, strict=True))))
+        return columns(rows, min_width=11)
+    rows = [[f"OVER THE LINK, {every}", *names, "difference", names[1]]]
+    for kind, (expected_copies, expected) in zip(kinds, predicted, strict=True):
+        num_copies, got = _moved(theirs, kind)
+        copies = "/".join(map(str, dict.fromkeys((expected_copies, num_copies))))
+        difference = f"{got - expected:+,}" if got != expected else "0"
+        label = f"  {copies} x {' '.join(kind)}"
+        rows.append([label, f"{expected:,}", f"{got:,}", difference, format_decimal_nbytes(got)])
+    return columns(rows)
 
 
 def _kind(transfer: Transfer) -> tuple[str, str]:
     return transfer.direction.value, transfer.dtype
+
+
+def _moved(rank: RankTrace, kind: tuple[str, str]) -> tuple[int, int]:
+    """(copies, bytes) of one direction and dtype."""
+    moved = [transfer.nbytes for transfer in rank.transfers if _kind(transfer) == kind]
+    return len(moved), sum(moved)
 
 
 def _row(label: str, num_copies: int, nbytes: int) -> list[str]:

@@ -12,28 +12,27 @@ from zeroviz.quantity import format_decimal_nbytes
 from zeroviz.residuals import Held, Residual, op_notes, residuals
 from zeroviz.tables import header, rank_groups, rank_label
 from zeroviz.tables_device import device_section
+from zeroviz.tables_host import link_table
 from zeroviz.tables_step import step_table
 from zeroviz.trace import Peak, RankTrace, Trace
 
 MAX_LOSS_RANKS = 8
 MAX_LOSS_STEPS = 5
-_HEADS = ("predicted", "measured", "difference", "measured")
+
+Names = tuple[str, str]
+"""What the two sides are called: predicted and measured, predicted and rehearsed, rehearsed and measured."""
 
 
 def render_live(predicted: Trace, measured: Trace) -> str:
-    """The whole report of a live run beside its prediction."""
+    """The whole report of a live run beside its prediction, or beside its rehearsal where there is no prediction."""
     lines = header(measured)
     comparison = compare(predicted, measured)
+    names = (predicted.origin.label, measured.origin.label)
     for group in rank_groups(measured):
         every = "each rank" if group.num_ranks == len(measured.ranks) else group.label
         ours, theirs = predicted.ranks[group.first.rank], group.first
-        parts = [_residual(every, residual, ours, theirs) for residual in _tables(comparison, theirs)]
-        parts += [
-            _differing_ops(comparison, theirs),
-            wrap(outside_words(theirs), WIDTH),
-            step_table(every, ours, theirs),
-            _wire(f"ON THE WIRE, {every}", [row for row in comparison.wire if row.rank == theirs.rank]),
-        ]
+        parts = [*rank_tables(every, comparison, ours, theirs, names), wrap(outside_words(theirs), WIDTH)]
+        parts += [step_table(every, ours, theirs, names), *wire_tables(every, comparison, ours, theirs, names)]
         lines += [line for part in parts if part for line in ("", *part)]
     lines += [*_allocator(comparison, measured), *device_section(measured)]
     lines += [*_losses(measured), *_step_time(measured), *_environment(measured)]
@@ -42,8 +41,25 @@ def render_live(predicted: Trace, measured: Trace) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _tables(comparison: Comparison, rank: RankTrace) -> tuple[Residual, ...]:
-    return residuals(comparison, rank.rank, rank.step_counter_nbytes)
+def rank_tables(
+    every: str, comparison: Comparison, ours: RankTrace, theirs: RankTrace, names: Names
+) -> list[list[str]]:
+    """What a rank holds on the two sides, table by table, and the ops that differ."""
+    found = residuals(comparison, theirs.rank, theirs.step_counter_nbytes)
+    tables = [_residual(every, residual, ours, theirs, names) for residual in found]
+    return [*tables, _differing_ops(comparison, theirs, names)]
+
+
+def wire_tables(
+    every: str, comparison: Comparison, ours: RankTrace, theirs: RankTrace, names: Names
+) -> list[list[str]]:
+    """What a rank sends, and what it moves over its link, on the two sides."""
+    rows = [row for row in comparison.wire if row.rank == theirs.rank]
+    return [_wire(f"ON THE WIRE, {every}", rows, names), link_table(every, ours, theirs, names)]
+
+
+def _heads(names: Names) -> list[str]:
+    return [*names, "difference", names[1]]
 
 
 def _pair(label: str, expected: int, got: int) -> list[str]:
@@ -51,9 +67,9 @@ def _pair(label: str, expected: int, got: int) -> list[str]:
     return [f"  {label}", f"{expected:,}", f"{got:,}", difference, format_decimal_nbytes(got)]
 
 
-def _residual(every: str, residual: Residual, ours: RankTrace, theirs: RankTrace) -> list[str]:
+def _residual(every: str, residual: Residual, ours: RankTrace, theirs: RankTrace, names: Names) -> list[str]:
     """One table: categories, their sum, what of it is unexplained, and the causes of the rest."""
-    table = [[f"{residual.held.value.upper()}, {every}", *_HEADS]]
+    table = [[f"{residual.held.value.upper()}, {every}", *_heads(names)]]
     table += [_pair(_label(row), row.predicted, row.measured) for row in residual.rows]
     if counters := residual.step_counter_nbytes:
         table.append(_pair("step counters", counters, counters))
@@ -63,9 +79,9 @@ def _residual(every: str, residual: Residual, ours: RankTrace, theirs: RankTrace
     for cause, rows in residual.causes:
         lines += entry("  why", f"{', '.join(map(_label, rows))}: {cause}")
     if residual.held is Held.NCCL:
-        lines += _when(ours.peak(), theirs.peak())
+        lines += _when(ours.peak(), theirs.peak(), names)
     elif residual.held is Held.HERE:
-        lines += _when(ours.machine_peak(), theirs.machine_peak())
+        lines += _when(ours.machine_peak(), theirs.machine_peak(), names)
     return lines
 
 
@@ -73,30 +89,30 @@ def _label(row: MemoryRow) -> str:
     return row.category.value if row.category else "total"
 
 
-def _when(expected: Peak, got: Peak) -> list[str]:
-    predicted, measured = place_text(expected), place_text(got)
-    if predicted == measured:
-        return entry("  when, both", measured)
-    return [*entry("  when, predicted", predicted), *entry("  when, measured", measured)]
+def _when(expected: Peak, got: Peak, names: Names) -> list[str]:
+    places = place_text(expected), place_text(got)
+    if places[0] == places[1]:
+        return entry("  when, both", places[0])
+    return [line for name, place in zip(names, places, strict=True) for line in entry(f"  when, {name}", place)]
 
 
-def _differing_ops(comparison: Comparison, rank: RankTrace) -> list[str]:
+def _differing_ops(comparison: Comparison, rank: RankTrace, names: Names) -> list[str]:
     """The ops that are not as predicted, by cause, and what is still held when the step is over."""
     lines = []
     for note in op_notes(comparison, rank.rank):
         ops = f"{note.num_ops:,} op" + "s" * (note.num_ops > 1)
         words = f"{note.figure.value}, by up to {note.largest:+,} B, first in {note.place}: {note.cause}"
-        lines += entry(f"NOT AS PREDICTED, {ops}", words, label_width=30)
+        lines += entry(f"NOT AS {names[0].upper()}, {ops}", words, label_width=30)
     for leak in (leak for leak in comparison.leaks if leak.rank == rank.rank):
         words = f"{leak.nbytes:+,} B of {leak.category.value}, left by {leak.place}: {leak.cause}"
         lines += entry("STILL HELD AT THE END", words, label_width=30)
     return lines
 
 
-def _wire(title: str, rows: Sequence[WireRow]) -> list[str]:
+def _wire(title: str, rows: Sequence[WireRow], names: Names) -> list[str]:
     if not rows:
         return [f"{title}: nothing; one rank has nobody to send to."]
-    table = [[title, *_HEADS]]
+    table = [[title, *_heads(names)]]
     for row in rows:
         calls = dict.fromkeys((row.predicted.count, row.measured.count))
         label = f"{'/'.join(map(str, calls))} x {row.op.value} {row.dtype}"

@@ -17,8 +17,10 @@ _MAX_LABEL = 27
 Pair = tuple[OpSpan, OpSpan | None]
 
 
-def step_table(every: str, ours: RankTrace, theirs: RankTrace | None = None) -> list[str]:
-    """The most held in each phase and near the peak; `theirs` is the measured step, beside the predicted one."""
+def step_table(
+    every: str, ours: RankTrace, theirs: RankTrace | None = None, names: tuple[str, str] = ("predicted", "measured")
+) -> list[str]:
+    """The most held in each phase and near the peak; `theirs` is another account of the step, named second."""
     course, seen = course_of(ours), None if theirs is None else course_of(theirs)
     pairs: list[Pair] = [(span, None) for span in course.ops]
     if seen is not None:
@@ -29,7 +31,7 @@ def step_table(every: str, ours: RankTrace, theirs: RankTrace | None = None) -> 
     place = next((number for number, (span, _) in enumerate(pairs) if span is peak), 0)
     head = ["at most", "decimal", "binary"]
     if seen is not None:
-        head = ["predicted", "measured", "difference", "as here" if seen.has_artefacts else "measured"]
+        head = [*names, "difference", "as here" if seen.has_artefacts else names[1]]
     rows, shown = [[f"THE STEP, {every}", *head]], range(len(pairs))
     if len(pairs) > MAX_OPS:
         for phase in dict.fromkeys(span.phase for span, _ in pairs):
@@ -44,7 +46,7 @@ def step_table(every: str, ours: RankTrace, theirs: RankTrace | None = None) -> 
     lines = columns(rows, min_width=12)
     if seen is not None:
         num_equal = sum(theirs is not None and ours.max_nbytes == theirs.max_nbytes for ours, theirs in pairs)
-        lines += entry("  ops", f"{num_equal:,} of {len(pairs):,} reach the predicted maximum to the byte")
+        lines += entry("  ops", f"{num_equal:,} of {len(pairs):,} reach the {names[0]} maximum to the byte")
     return lines
 
 

@@ -41,6 +41,11 @@ class Origin(Enum):
     LIVE = "live"
     RECORDED = "recorded"
 
+    @property
+    def label(self) -> str:
+        """The column it heads: what is live was measured."""
+        return "measured" if self is Origin.LIVE else self.value
+
 
 @dataclass(frozen=True)
 class Trace:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from zeroviz.models import Family
 from zeroviz.partition import plan_for
-from zeroviz.spec import DType, Offload, Optimizer, RunSpec, Zero1Form
+from zeroviz.spec import DType, Implementation, Offload, Optimizer, RunSpec, Zero1Form
 
 
 def title(spec: RunSpec) -> str:
     """A spec in a few words: `ZeRO-3 on 4 ranks, bf16-mixed`."""
     ranks = "1 rank" if spec.ranks == 1 else f"{spec.ranks} ranks"
-    return f"{spec.strategy.label} on {ranks}, {spec.precision.value}"
+    return f"{strategy_label(spec)} on {ranks}, {spec.precision.value}"
+
+
+def strategy_label(spec: RunSpec) -> str:
+    """`ZeRO-3`, and whose code it is where that is not our own: `ZeRO-3 (fsdp2)`."""
+    return spec.strategy.label + ("" if spec.impl is Implementation.OWN else f" ({spec.impl.value})")
 
 
 def recipe_sum(spec: RunSpec, per: str) -> str:

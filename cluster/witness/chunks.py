@@ -14,11 +14,7 @@ import torch
 from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.distributed.tensor import DTensor
 
-
-def local_rows(num_rows: int, num_ranks: int, rank: int) -> int:
-    """Rows of the rank's chunk, padding left out: 5 rows over 3 ranks are 2, 2 and 1."""
-    chunk = -(-num_rows // num_ranks)
-    return max(0, min(chunk, num_rows - rank * chunk))
+from zeroviz.partition import chunk_rows, local_rows
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
@@ -48,7 +44,7 @@ class Chunks(Sequence[torch.Tensor]):
         length = local_rows(num_rows, self._num_chunks, index)
         if length == 0:
             return self._tensor.new_empty(0)
-        return self._tensor.narrow(self._dim, index * -(-num_rows // self._num_chunks), length)
+        return self._tensor.narrow(self._dim, index * chunk_rows(num_rows, self._num_chunks), length)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ the rank's shapes. They are plain ones: what it does to a DTensor, it does to th
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +17,8 @@ from cluster.dtypes import TORCH_DTYPE
 from cluster.meter import Meter
 from cluster.own.optimizer import make_optimizer
 from cluster.own.step import STEP_COUNTER
-from cluster.witness.chunks import local_rows
 from zeroviz.models import NamedShape
-from zeroviz.partition import plan_for
+from zeroviz.partition import chunk_rows, local_rows, plan_for
 from zeroviz.schedule import OpKind, Phase
 from zeroviz.spec import RunSpec
 from zeroviz.trace import Category
@@ -32,13 +32,13 @@ def parameter_order(spec: RunSpec) -> tuple[NamedShape, ...]:
     return tuple({shape.name: shape for shape in shapes}.values())
 
 
-def alike(spec: RunSpec) -> list[list[int]]:
-    """The ranks in groups of equal shapes, rank 0's first."""
-    rows = sorted({shape.shape[0] for shape in spec.model.params})
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for rank in range(spec.ranks):
-        groups.setdefault(tuple(local_rows(num, spec.ranks, rank) for num in rows), []).append(rank)
-    return list(groups.values())
+def alike(spec: RunSpec) -> list[range]:
+    """The ranks in stretches of equal shapes. Of a parameter the first ranks hold whole chunks, then one the rest."""
+    borders = {0, spec.ranks}
+    for num_rows in {shape.shape[0] for shape in spec.model.params}:
+        whole, rest = divmod(num_rows, chunk_rows(num_rows, spec.ranks))
+        borders |= {whole, whole + (rest > 0)}
+    return [range(start, stop) for start, stop in pairwise(sorted(borders))]
 
 
 def local_numel(spec: RunSpec, rank: int) -> int:

@@ -183,9 +183,9 @@ class ExplorerPage:
 
     def bars(self, origin: str = "predicted") -> list[int]:
         """How long the outline of each bar of the picture is, in bytes."""
-        return self.root.locator(
-            f'svg.zeroviz-picture [data-category="outline"][data-origin="{origin}"]'
-        ).evaluate_all("bars => bars.map(bar => Number(bar.dataset.nbytes))")
+        return self.root.locator(f'svg.zeroviz-picture [data-category="outline"][data-origin="{origin}"]').evaluate_all(
+            "bars => bars.map(bar => Number(bar.dataset.nbytes))"
+        )
 
     def title(self) -> str:
         """The picture in words."""

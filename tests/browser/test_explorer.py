@@ -120,7 +120,7 @@ def test_the_timeline_follows_and_its_ops_say_their_bytes(explorer: ExplorerPage
     peak = timeline.peak
     assert any(f"at most {peak.nbytes:,} B" in tip and "block 2" in tip for tip in tips)
     explorer.press("from-rest", "from what is held at rest")
-    wait_until(explorer, lambda: "not at 0" in drawing.inner_text())
+    wait_until(explorer, lambda: "not at 0" in (drawing.text_content() or ""))
     explorer.press("from-rest", "from zero")
     heading = explorer.root.locator(".zeroviz-timeline-section .zeroviz-heading")
     heading.focus()
@@ -134,20 +134,30 @@ def test_the_map_opens_and_takes_another_gpu(explorer: ExplorerPage) -> None:
     start_state(explorer)
     explorer.root.locator(".zeroviz-fit-section .zeroviz-heading").click()
     drawing = explorer.root.locator("svg.zeroviz-heatmap")
-    wait_until(explorer, lambda: drawing.count() == 1 and "fit in h100-80gb" in drawing.inner_text())
+    wait_until(explorer, lambda: drawing.count() == 1 and "fit in h100-80gb" in (drawing.text_content() or ""))
     cells = drawing.locator("[data-spare]")
     assert cells.count() == len(RANKS) * len(cells.evaluate_all("cs => [...new Set(cs.map(c => c.dataset.value))]"))
     gpu = explorer.control("gpu").locator("input")
     gpu.fill("24GiB")
     gpu.press("Enter")
-    wait_until(explorer, lambda: "fit in 24GiB" in drawing.inner_text())
+    wait_until(explorer, lambda: "fit in 24GiB" in (drawing.text_content() or ""))
     gpu.fill("a toaster")
     gpu.press("Enter")
     wait_until(explorer, lambda: "a toaster" in explorer.root.locator(".zeroviz-section-error").inner_text())
     explorer.root.locator(".zeroviz-fit-section .zeroviz-heading").click()
 
 
+def hide_side_bar(explorer: ExplorerPage) -> None:
+    """Lab's own, by Ctrl-B, which works while no control has the focus."""
+    page = explorer.page
+    if page.locator("#jp-left-stack").is_visible():
+        page.evaluate("document.activeElement.blur()")
+        page.keyboard.press("Control+b")
+        page.locator("#jp-left-stack").wait_for(state="hidden")
+
+
 def test_the_controls_stay_in_sight_beside_the_timeline(explorer: ExplorerPage) -> None:
+    hide_side_bar(explorer)
     explorer.root.locator(".zeroviz-timeline-section").evaluate("part => part.scrollIntoView({ block: 'start' })")
     explorer.page.wait_for_timeout(300)
     desk = explorer.root.locator(".zeroviz-desk").bounding_box()
@@ -199,7 +209,7 @@ def test_a_run_is_measured_beside_its_prediction(explorer: ExplorerPage) -> None
     unexplained = {key: nbytes for key, nbytes in differences.items() if key[2] == "unexplained"}
     assert set(unexplained.values()) == {0} and len(unexplained) == 2 * len(("at rest", "peak", "machine peak"))
     assert all(measured[rank, "machine peak", "total"] >= measured[rank, "peak", "total"] for rank in (0, 1))
-    line = explorer.root.locator("svg.zeroviz-timeline").inner_text()
+    line = explorer.root.locator("svg.zeroviz-timeline").text_content() or ""
     assert "Measured: " in line and "reach the predicted maximum to the byte" in line
     sent = explorer.root.locator('.zeroviz-wire td[data-source="difference"]').all_inner_texts()
     assert sent and {text.split()[0] for text in sent} == {"0"}
@@ -276,10 +286,7 @@ def test_controls_and_bars_of_four_ranks_share_a_projectors_screen(
     wait_until(explorer, lambda: len(explorer.bars("live")) == 4)
     try:
         page.set_viewport_size({"width": width, "height": height})
-        if page.locator("#jp-left-stack").is_visible():
-            page.evaluate("document.activeElement.blur()")  # a focused control keeps Lab's shortcuts off
-            page.keyboard.press("Control+b")
-            page.locator("#jp-left-stack").wait_for(state="hidden")
+        hide_side_bar(explorer)
         page.wait_for_timeout(500)
         explorer.root.evaluate("root => root.scrollIntoView({ block: 'start' })")
         page.wait_for_timeout(300)

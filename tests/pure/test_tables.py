@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import itertools
 import re
+from dataclasses import replace
 
 import pytest
 
 from tests.pure.steps import rest, text_of
 from zeroviz.cli import main
+from zeroviz.link import Direction
 from zeroviz.memory import rest_by_category
 from zeroviz.models import PRESETS
 from zeroviz.partition import plan_for, shard_numel
 from zeroviz.predict import predict
 from zeroviz.spec import Checkpointing, Offload, Optimizer, Precision, RunSpec, Strategy
-from zeroviz.tables_host import host_peak_nbytes
+from zeroviz.tables_host import host_peak_nbytes, link_table
 from zeroviz.tables_options import scales_nbytes
 from zeroviz.trace import Category
 
@@ -51,7 +53,7 @@ def test_defaults_say_nothing_of_options(capsys: pytest.CaptureFixture[str]) -> 
     text = printed(capsys, "--ranks 4")
     head = text.partition("units (")[0]
     assert re.findall(r"^(\w+)  ", head, re.MULTILINE) == ["strategy", "recipe", "batch"]
-    assert "HOST AT REST" not in text
+    assert "ON THE HOST" not in text
     assert "OVER THE LINK" not in text
     assert "scales" not in text
 
@@ -71,7 +73,7 @@ def test_what_lies_on_the_host_and_what_crosses_the_link_is_said(capsys: pytest.
     assert f"to host fp32 4 {4 * shard:,}" in words
     assert f"to device fp32 4 {4 * shard:,}" in words
     assert "of both, padding ranks 0-1: 0 B; rank 2: " in words
-    assert "MASTER_PARAM" not in words.partition("HOST AT REST")[0]
+    assert "MASTER_PARAM" not in words.partition("ON THE HOST")[0]
 
 
 def test_offloaded_parameters_go_up_for_each_gather(capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,3 +135,17 @@ def test_quantized_moments_come_with_their_scales() -> None:
     assert "each moment 1 byte an element and an fp32 scale for 2,048 of them" in text
     assert f"of this, scales {scales} B" in text
     assert sum(rest_by_category(spec).values()) == (4 + 4) * 44371 + 2 * 44371 + scales
+
+
+@pytest.mark.parametrize("offload", [Offload.OPTIMIZER, Offload.PARAMS])
+def test_a_copy_that_was_not_predicted_is_seen_beside_the_prediction(offload: Offload) -> None:
+    """One more shard that goes up: its bytes are the difference. Without it the two columns are the same."""
+    rank = predict(RunSpec(model=TINY, ranks=3, offload=offload)).ranks[0]
+    up = [transfer for transfer in rank.transfers if transfer.direction is Direction.TO_DEVICE]
+    nbytes, total = up[0].nbytes, sum(transfer.nbytes for transfer in up)
+    lines = {row.split("  ")[1]: row.split() for row in link_table("each rank", rank, rank)[1:]}
+    assert lines[f"{len(up)} x to device fp32"][5:8] == [f"{total:,}", f"{total:,}", "0"]
+    other = replace(rank, transfers=(*rank.transfers, up[0]))
+    lines = {row.split("  ")[1]: row.split() for row in link_table("each rank", rank, other)[1:]}
+    label = f"{len(up)}/{len(up) + 1} x to device fp32"
+    assert lines[label][5:8] == [f"{total:,}", f"{total + nbytes:,}", f"+{nbytes:,}"]

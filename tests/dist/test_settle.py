@@ -1,0 +1,78 @@
+"""Settling: a metered step waits for gloo's copies to go, within a bound, and an unmetered one asks nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import cluster.settle
+from cluster.meter import Meter
+from cluster.own.step import Executor
+from cluster.rank import RankJob, joined_group
+from cluster.settle import Settling
+from tests.dist.ranks import RankPool
+from zeroviz.models import PRESETS
+from zeroviz.spec import RunSpec, Strategy
+
+
+def test_what_is_down_already_is_not_waited_for() -> None:
+    settling = Settling(lambda: 100)
+    assert settling.down_to(100) == 100
+    assert (settling.num_late, settling.late_ns, settling.num_given_up) == (0, 0, 0)
+
+
+def test_a_late_free_is_waited_for_and_counted() -> None:
+    readings = iter([150, 150, 120, 90])
+    settling = Settling(lambda: next(readings))
+    assert settling.down_to(100) == 90
+    assert (settling.num_late, settling.num_given_up) == (1, 0)
+    assert settling.late_ns > 0
+
+
+def test_what_never_goes_is_given_up_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster.settle, "BOUND_NS", 1_000_000)
+    settling = Settling(lambda: 150)
+    assert settling.down_to(100) is None
+    assert (settling.num_late, settling.num_given_up) == (1, 1)
+
+
+class Counting:
+    """A counter that says how often it was asked; nothing ever has to be waited for."""
+
+    def __init__(self) -> None:
+        self.num_asked = 0
+
+    def __call__(self) -> int:
+        self.num_asked += 1
+        return 0
+
+
+def asked(job: RankJob) -> list[int]:
+    """How often a step asks the counter: unmetered, and in the collectives of a settled one."""
+    counter = Counting()
+    found = []
+    with joined_group(job) as comm:
+        executor = Executor(job.spec, comm, Meter(), torch.device("cpu"))
+        for settling in (None, Settling(counter)):
+            before = counter.num_asked
+            with comm.settled_by(settling):
+                executor.step()
+            found.append(counter.num_asked - before)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_asked"),
+    [
+        # Four units: 8 gathers and 4 reductions. Each asks as it starts, and once more when its wait, at once, is over.
+        ({"strategy": Strategy.ZERO3}, 12 + 12),
+        ({"strategy": Strategy.DDP}, 4 + 4),
+        # Beside compute only the last reduction is waited for at once.
+        ({"strategy": Strategy.DDP, "async_reduce": True}, 4 + 1),
+    ],
+)
+def test_an_unmetered_step_asks_nothing(rank_pool: RankPool, changes: dict[str, object], num_asked: int) -> None:
+    spec = RunSpec(model=PRESETS["tiny"], ranks=2, seq=17, steps=2, **changes)  # type: ignore[arg-type]
+    for unmetered, settled in rank_pool.run(asked, spec):
+        assert unmetered == 0
+        assert settled == num_asked
