@@ -24,7 +24,7 @@ import torch
 
 from cluster.meter import Meter
 from cluster.own.step import Executor
-from cluster.rank import RankJob, joined_group
+from cluster.rank import RankJob, _set_imports_aside, joined_group
 from zeroviz.models import PRESETS
 from zeroviz.spec import Precision, RunSpec, Strategy
 
@@ -53,6 +53,7 @@ DEFAULT_ROUNDS = 15
 def measure(job: RankJob, num_rounds: int) -> tuple[list[tuple[float, float, float]], int]:
     """(unmetered, metered in the step, metered all in) in seconds, a round each; and the events of a metered step."""
     torch.set_num_threads(1)
+    _set_imports_aside()  # as on the engines
     device = torch.device("cpu")
     rounds = []
     with joined_group(job) as comm:
@@ -94,7 +95,8 @@ def main() -> None:
                 RankJob(spec=spec, rank=rank, store_path=store, backend="gloo", device="cpu", timeout_s=120.0)
                 for rank in range(ranks)
             ]
-            rounds, num_events = [pool.submit(measure, job, num_rounds) for job in jobs][0].result()
+            futures = [pool.submit(measure, job, num_rounds) for job in jobs]
+            rounds, num_events = futures[0].result()
             plain = statistics.median(plain for plain, _, _ in rounds)
             inside = statistics.median(inside / plain for plain, inside, _ in rounds)
             whole = statistics.median(whole / plain for plain, _, whole in rounds)

@@ -44,8 +44,8 @@ def check_runnable(spec: RunSpec) -> None:
         )
     if not spec.optimizer.runs:
         raise SpecError(
-            f"optimizer is {spec.optimizer.value!r}, which is worked out and not run: its kernels are not part of torch. "
-            "Use `zeroviz predict`, or optimizer adamw."
+            f"optimizer is {spec.optimizer.value!r}, which is worked out and not run: its kernels are not part of "
+            "torch. Use `zeroviz predict`, or optimizer adamw."
         )
 
 
@@ -68,10 +68,11 @@ def check_capacity(spec: RunSpec, *, num_warm: int) -> None:
     check_engines(num_new, spec)
     # Ranks differ in padding only, which is inside the total: rank 0's peak stands for all. FSDP2's is near that of our
     # own code when it gathers the next unit and reduces the last one meanwhile.
+    near = spec
     if spec.impl is not Implementation.OWN:
-        spec = replace(spec, impl=Implementation.OWN, prefetch=1, async_reduce=True)
+        near = replace(spec, impl=Implementation.OWN, prefetch=1, async_reduce=True)
     offloaded = sum(nbytes for category, nbytes in rest_by_category(spec).items() if category.on_host)
-    peak = peak_of(spec).total + offloaded
+    peak = peak_of(near).total + offloaded
     largest_unit = max(unit.numel for unit in plan_for(spec).units)
     states = spec.ranks * (peak + INIT_ITEMSIZE * largest_unit)
     need, free = num_new * ENGINE_NBYTES + states, free_nbytes()

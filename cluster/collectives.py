@@ -175,6 +175,4 @@ def _in_place(full: torch.Tensor, shard: torch.Tensor) -> bool:
 def _num_owners(tensors: Sequence[torch.Tensor]) -> int:
     """How many references keep the tensors and their storages."""
     counted: Sequence[Any] = tensors  # torch's stubs lack _use_count
-    return sum(
-        tensor._use_count() + torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) for tensor in counted
-    )
+    return sum(tensor._use_count() + torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) for tensor in counted)

@@ -16,6 +16,7 @@ from cluster.chain import Link
 from cluster.collectives import BACKEND_RANGE, SETTLED_RANGE
 from zeroviz.trace import Category
 
+MEMORY = "[memory]"  # torch's name of an allocator event
 OP_RANGE, AT_RANGE, TAG_RANGE, HOST_RANGE = "zeroviz::op|", "zeroviz::at|", "zeroviz::tag|", "zeroviz::host"
 
 # Operators made of others: what dies inside them was handed from one operator to the next, as it would be without
@@ -63,31 +64,23 @@ class Reading:
 
 
 def read(roots: Iterable[Any]) -> Reading:
-    """The tree under `roots`."""
+    """The tree under `roots`.
+
+    A step has thousands of nodes and each question to one crosses into C++, so none is asked twice.
+    """
     found = Reading()
-    links, ops = found.links, []
-    # (node, place, the node's thread is the backend's or the node is inside one of its calls)
-    stack: list[tuple[Any, Place, bool]] = [(node, NOWHERE, False) for node in roots]
+    links: list[Link] = []
+    ops: list[tuple[int, Place]] = []
+    # (node, its name, place, the node's thread is the backend's or the node is inside one of its calls, thread)
+    stack = [(node, node.name, NOWHERE, False, node.start_tid) for node in roots]
     while stack:
-        node, place, by_backend = stack.pop()
-        name: str = node.name
-        if name == "[memory]":
-            memory = node.extra_fields
-            links.append(
-                Link(
-                    node.start_time_ns,
-                    memory.ptr,
-                    memory.alloc_size,
-                    memory.total_allocated,
-                    node.start_tid,
-                    place,
-                    by_backend,
-                )
-            )
+        node, name, place, by_backend, thread = stack.pop()
+        if name == MEMORY:  # of a thread that was in no range
+            links.append(_link(node, thread, place, by_backend))
             continue
         if name.startswith("aten::"):
             if not place.operator and name not in COMPOSITE:
-                place = place._replace(operator=node.id)
+                place = Place(place.op, place.where, node.id, place.on_host)
         elif name.startswith("zeroviz::"):
             if name.startswith(TAG_RANGE):
                 pointer, category = name[len(TAG_RANGE) :].split("|")
@@ -101,21 +94,30 @@ def read(roots: Iterable[Any]) -> Reading:
                 ops.append((node.start_time_ns, Place(node.id, (phase, op, unit))))
             elif name.startswith(SETTLED_RANGE):
                 total = int(name[len(SETTLED_RANGE) :])
-                links.append(Link(node.start_time_ns, 0, 0, total, node.start_tid, place, is_mark=True))
+                links.append(Link(node.start_time_ns, 0, 0, total, thread, place, is_mark=True))
             elif name == HOST_RANGE:
                 place = place._replace(on_host=True)
             elif name == BACKEND_RANGE:
                 by_backend = True
         elif name.startswith(("gloo:", "c10d::")):
             by_backend = True
-        if children := node.children:
-            stack += [(child, place, by_backend) for child in children]
+        for child in node.children:
+            if (child_name := child.name) == MEMORY:
+                links.append(_link(child, thread, place, by_backend))
+            else:
+                stack.append((child, child_name, place, by_backend, thread))
     found.num_events = sum(not link.is_mark for link in links)
     links.sort(key=_time)
+    found.links = links
     found.tags.sort(key=_time)
     ops.sort(key=lambda op: op[0])
     _place_strays(links, ops)
     return found
+
+
+def _link(node: Any, thread: int, place: Place, by_backend: bool) -> Link:
+    memory = node.extra_fields
+    return Link(node.start_time_ns, memory.ptr, memory.alloc_size, memory.total_allocated, thread, place, by_backend)
 
 
 def _time(item: Link | Tag) -> int:

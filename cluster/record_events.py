@@ -86,11 +86,13 @@ class EventRecorder:
         self.chain = Chain(self._rest_nbytes, reading.links)
         links = self.chain.links
         categories = _categories(links, reading.tags, self._rest)
-        events = []
-        for link, category in zip(links, categories, strict=True):
-            phase, op, unit = link.place.where
-            events.append(Event(phase, op, unit, category, link.nbytes))
-        recording.events = tuple(events)
+        new = tuple.__new__  # Event(...) would go through a Python function for each
+        recording.events = tuple(
+            [
+                new(Event, (*link.place.where, category, link.nbytes))
+                for link, category in zip(links, categories, strict=True)
+            ]
+        )
         recording.rest_nbytes = self._rest_nbytes
         recording.peak_nbytes = max([self._rest_nbytes, *(link.total for link in links)])
         recording.source = "torch CPU allocator, profiler memory events"

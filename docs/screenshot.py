@@ -20,7 +20,7 @@ def main() -> None:
     """Four ranks under ZeRO-3, bf16-mixed, measured; the page without Lab's side bars."""
     with tempfile.TemporaryDirectory() as home, Lab(Path(home)) as lab, sync_playwright() as playwright:
         browser = launch(playwright)
-        page = browser.new_page(viewport={"width": 1400, "height": 1000}, device_scale_factor=1.5)
+        page = browser.new_page(viewport={"width": 1400, "height": 1420}, device_scale_factor=1.5)
         explorer = ExplorerPage.open(page, lab.url("screenshot"))
         page.keyboard.press("Control+b")  # Lab's own: hide the file browser
         explorer.press("precision", "bf16-mixed")

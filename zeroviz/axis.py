@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 NUM_TICKS = 8
-_UNITS = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
+_UNITS = (("EB", 10**18), ("PB", 10**15), ("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
 
 
 @dataclass(frozen=True, slots=True)

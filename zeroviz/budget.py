@@ -20,7 +20,7 @@ from zeroviz.memory import rest_by_category
 from zeroviz.models import Family
 from zeroviz.peak import floor_of, peak_of
 from zeroviz.schedule import Phase
-from zeroviz.spec import RunSpec, Strategy, UnitKind
+from zeroviz.spec import RunSpec, UnitKind
 from zeroviz.trace import Category, Peak
 
 MAX_RANKS = 4096
@@ -197,14 +197,17 @@ def _excess(answer: Answer, budget_nbytes: int) -> str:
 
 
 def _cut_batch(spec: RunSpec) -> str:
+    is_kept = not spec.checkpointing and spec.model.family is not Family.BARE
+    recompute = " or recompute (--checkpointing block)" if is_kept else ""
     if spec.batch > 1:
-        return "cut --batch"
-    return "cut --seq" if spec.seq > 1 else "take a smaller model"
+        return f"cut --batch{recompute}"
+    return f"cut --seq{recompute}" if spec.seq > 1 else "take a smaller model"
 
 
 def _cut_states(spec: RunSpec) -> str:
-    if spec.strategy is Strategy.ZERO3:
-        return "take a narrower --precision or a smaller model"
+    if spec.strategy.shards_param:
+        offload = "" if spec.offload.moves_optimizer else "offload (--offload params), "
+        return f"{offload}take a narrower --precision or a smaller model"
     return "shard more (--strategy zero3)" if spec.ranks > 1 else "take more ranks and shard more (--strategy zero3)"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 UNEXPLAINED = "unexplained"
-STEP_COUNTERS = "the optimizer's step counters, one scalar a unit, which the categories leave out"
+STEP_COUNTERS = "the optimizer's step counters, one scalar for each tensor it updates, which the categories leave out"
 # Of the allocator's figure, where the step was not read from the allocator's own events.
 KERNEL_SCRATCH = "scratch inside kernels, which no category counts"
 GLOO_COPIES = (

@@ -21,6 +21,7 @@ from zeroviz.cli_files import check_outputs, save_outputs
 from zeroviz.cli_spec import add_spec_options, spec_from_args
 from zeroviz.errors import RunError, SpecError, ZerovizError
 from zeroviz.models import Family
+from zeroviz.spec import Implementation, RunSpec
 
 EXIT_FAILED = 1
 EXIT_WRONG = 2
@@ -91,11 +92,12 @@ def _build_parser() -> tuple[_Parser, dict[str, argparse.ArgumentParser]]:
 
     predict = command("predict", _predict, "work a training step out by arithmetic; starts nothing")
     run = command("run", _run, "run the step for real and show measured beside predicted")
+    rehearse = command("rehearse", _rehearse, "run the real step on tensors without memory: any model, any N")
     validate = command("validate", _validate, "work out every published figure again; exit code 1 if one does not hold")
     budget = command("budget", _budget, "what fits a GPU: the smallest N, the largest batch, the longest sequence")
     doctor = command("doctor", _doctor, "check devices, collectives and leftovers on this machine")
     command("explore", lambda args: _explore([]), "open the explorer in JupyterLab; further words go to JupyterLab")
-    for sub in (predict, run):
+    for sub in (predict, run, rehearse):
         add_spec_options(sub)
         sub.add_argument("--figure", metavar="FILE", help="write the picture as .svg, .png or .pdf")
         sub.add_argument("--timeline", metavar="FILE", help="write the step of rank 0 as stacked areas, the same kinds")
@@ -103,7 +105,7 @@ def _build_parser() -> tuple[_Parser, dict[str, argparse.ArgumentParser]]:
     add_spec_options(budget)
     add_budget_options(budget)
     validate.add_argument("--only", metavar="GROUP", help="one group of rows, such as zero_paper_table1")
-    for sub in (predict, run, validate, budget, doctor):
+    for sub in (predict, run, rehearse, validate, budget, doctor):
         sub.add_argument("--json", action="store_true", help="print the report as JSON and nothing else")
     return parser, dict(commands.choices)
 
@@ -121,22 +123,45 @@ def _predict(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from zeroviz.cli_run import run_live
+    from zeroviz.cli_run import rehearse_spec, run_live
     from zeroviz.predict import predict
     from zeroviz.tables_live import render_live
 
+    spec = _spec_with_layers(args)
+    check_outputs(args.figure, args.trace, args.model, args.timeline)
+    # What our own code does is worked out; of another's, only its own rehearsal can say what to expect.
+    predicted = predict(spec) if spec.impl is Implementation.OWN else rehearse_spec(spec)
+    measured = run_live(spec)
+    save_outputs(args.figure, args.trace, predicted, measured, args.timeline)
+    print(json.dumps(measured.report(), indent=1) if args.json else render_live(predicted, measured).rstrip())
+    return 0
+
+
+def _rehearse(args: argparse.Namespace) -> int:
+    from zeroviz.cli_run import rehearse_spec
+    from zeroviz.predict import predict
+    from zeroviz.tables_rehearsed import render_rehearsed
+
+    spec = _spec_with_layers(args)
+    check_outputs(args.figure, args.trace, args.model, args.timeline)
+    rehearsed = rehearse_spec(spec)
+    predicted = predict(spec) if spec.impl is Implementation.OWN else None
+    if predicted is None:
+        save_outputs(args.figure, args.trace, rehearsed, None, args.timeline)
+    else:
+        save_outputs(args.figure, args.trace, predicted, rehearsed, args.timeline)
+    print(json.dumps(rehearsed.report(), indent=1) if args.json else render_rehearsed(rehearsed, predicted).rstrip())
+    return 0
+
+
+def _spec_with_layers(args: argparse.Namespace) -> RunSpec:
     spec = spec_from_args(args)
     if spec.model.family is Family.BARE:
         raise SpecError(
             f"--params {args.params} is a bare count, and a count has no layers to run; "
             "use `zeroviz predict`, or name a model, for example --model tiny."
         )
-    check_outputs(args.figure, args.trace, args.model, args.timeline)
-    predicted = predict(spec)
-    measured = run_live(spec)
-    save_outputs(args.figure, args.trace, predicted, measured, args.timeline)
-    print(json.dumps(measured.report(), indent=1) if args.json else render_live(predicted, measured).rstrip())
-    return 0
+    return spec
 
 
 def _validate(args: argparse.Namespace) -> int:

@@ -1,6 +1,7 @@
-"""`zeroviz run` and `zeroviz doctor`: the two commands that start processes, and the care that none outlives them.
+"""`zeroviz run`, `zeroviz doctor` and `zeroviz rehearse`: the commands that need torch. The first two start processes,
+and take care that none outlives them.
 
-The only module of this package that reaches into `cluster`, and only when one of the two is called.
+The only module of this package that reaches into `cluster`, and only when one of them is called.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Self, TypeVar
 
@@ -38,6 +39,17 @@ def run_live(spec: RunSpec) -> Trace:
                 await backend.stop()
 
         return interrupts.run(run)
+
+
+def rehearse_spec(spec: RunSpec) -> Trace:
+    """Rehearse `spec` in this process; progress goes to stderr. Nothing is started, so there is nothing to stop."""
+    with Interrupts() as interrupts, ProgressLine() as line:
+        try:
+            from cluster.rehearse import rehearse
+        except ImportError as error:
+            raise _missing(error) from None
+        with interrupts.polled():
+            return rehearse(spec, line.show, interrupts.poll)
 
 
 def examine(*, as_json: bool) -> int:
@@ -113,6 +125,20 @@ class Interrupts:
             if self._interrupted:
                 raise KeyboardInterrupt from None
             raise
+
+    @contextmanager
+    def polled(self) -> Iterator[None]:
+        """Inside, a signal takes effect at the next `poll`: raised anywhere, it could be lost in a destructor."""
+        self._cancel = lambda: None
+        try:
+            yield
+        finally:
+            self._cancel = None
+
+    def poll(self) -> None:
+        """Raise KeyboardInterrupt if a signal has come."""
+        if self._interrupted:
+            raise KeyboardInterrupt
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         if self._interrupted:

@@ -10,15 +10,17 @@ CONFIG = "CONFIG.json"
 
 
 def command_line(verb: str, spec: RunSpec) -> str:
-    """`zeroviz rehearse --model llama3-70b --strategy zero3 --ranks 1024`: model, strategy and ranks always, of the rest
-    what is not the command line's default."""
+    """`zeroviz rehearse --model llama3-70b --strategy zero3 --ranks 1024`.
+
+    Model, strategy and ranks always; of the rest what is not the command line's default.
+    """
     plain = RunSpec(model=spec.model, unit=UnitPolicy.parse("model"))
-    options = {
+    options: dict[str, object] = {
         "model": spec.model.name if PRESETS.get(spec.model.name) == spec.model else CONFIG,
         "strategy": spec.strategy.value,
         "ranks": spec.ranks,
     }
-    values = {
+    values: dict[str, tuple[object, object]] = {
         "impl": (spec.impl.value, plain.impl.value),
         "precision": (spec.precision.value, plain.precision.value),
         "unit": (str(spec.unit), str(UnitPolicy())),

@@ -150,7 +150,7 @@ class _Sheet:
         spec = self.timeline.spec
         entries: list[tuple[str, Category | None, Dash]] = [(label_of(c, spec), c, ()) for c in rest]
         if part.is_measured:
-            entries.append(("measured", None, ()))
+            entries.append((self.timeline.overlaid, None, ()))
         if part.has_artefacts:
             entries.append(("as here", None, _HERE_DASH))
         for words, category, dash in entries:
@@ -259,7 +259,13 @@ class _Sheet:
             x, span = self.x(start), largest.span
             data = {"op": span.op, "unit": span.unit, "phase": span.phase, "nbytes": str(span.max_nbytes)}
             self.paper.rectangle(
-                x, plot.top, self.x(stop) - x, plot.bottom - plot.top, CLEAR, tip=_tip(largest, marks[-1]), data=data
+                x,
+                plot.top,
+                self.x(stop) - x,
+                plot.bottom - plot.top,
+                CLEAR,
+                tip=_tip(largest, marks[-1], timeline.overlaid),
+                data=data,
             )
 
     def _foot(self, y: float) -> float:
@@ -311,7 +317,7 @@ def _short(label: str) -> str:
     return label.removeprefix("blocks ").removeprefix("block ")
 
 
-def _tip(mark: OpMark, last: OpMark) -> str:
+def _tip(mark: OpMark, last: OpMark, overlaid: str) -> str:
     """The most held in an op and what is left after it; of a unit in use, in the op that reaches most."""
     span = mark.span
     of = f" of {span.unit}" if span.unit else ""
@@ -319,4 +325,4 @@ def _tip(mark: OpMark, last: OpMark) -> str:
     if mark.measured_max is None:
         return words
     difference = mark.measured_max - span.max_nbytes
-    return f"{words}; measured at most {mark.measured_max:,} B ({f'{difference:+,}' if difference else '0'} B)"
+    return f"{words}; {overlaid} at most {mark.measured_max:,} B ({f'{difference:+,}' if difference else '0'} B)"

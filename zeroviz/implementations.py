@@ -33,8 +33,8 @@ def check_predictable(spec: RunSpec) -> None:
 def _check_fsdp2(spec: RunSpec) -> None:
     if spec.strategy not in _FSDP2_STRATEGIES:
         raise SpecError(
-            f"impl is 'fsdp2' with strategy {spec.strategy.value}, but FSDP2 shards parameters, gradients and optimizer "
-            "state together; use zero3 (freed after forward) or shard_grad_op (kept to backward), or impl own."
+            f"impl is 'fsdp2' with strategy {spec.strategy.value}, but FSDP2 shards parameters, gradients and "
+            "optimizer state together; use zero3 or shard_grad_op, or impl own."
         )
     if spec.precision not in _FSDP2_PRECISIONS:
         raise SpecError(

@@ -14,7 +14,7 @@ from itertools import groupby, pairwise
 
 from zeroviz.models import ModelShape, NamedShape, Sublayer, SublayerKind
 from zeroviz.policies import KEEP_ALL
-from zeroviz.spec import Implementation, Checkpointing, RunSpec, Strategy, UnitKind, UnitPolicy
+from zeroviz.spec import Checkpointing, Implementation, RunSpec, Strategy, UnitKind, UnitPolicy
 
 
 @dataclass(frozen=True, slots=True)

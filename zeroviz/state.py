@@ -21,6 +21,7 @@ from traitlets import Bool, HasTraits, Instance, Int, TraitError, Unicode, UseEn
 
 from zeroviz.backend import Backend, Progress, RunState
 from zeroviz.capacities import DEFAULT_GPU, DEFAULT_RESERVE_NBYTES, parse_capacity
+from zeroviz.command import command_line
 from zeroviz.errors import RunError, SpecError, ZerovizError
 from zeroviz.heatmap import HeatMap, Upward, build_heatmap
 from zeroviz.models import PRESETS, ModelShape
@@ -207,8 +208,8 @@ class Explorer(HasTraits):
             return ""
         return (
             f"Prediction only: the ranks together need {format_nbytes(need)} at the peak and this machine has "
-            f"{format_nbytes(total)} of memory, so its CPUs cannot run it. `{command_line('rehearse', self.spec)}` in a "
-            "terminal runs the same code on tensors without memory."
+            f"{format_nbytes(total)} of memory, so its CPUs cannot run it. In a terminal, "
+            f"`{command_line('rehearse', self.spec)}` runs the same code on tensors without memory."
         )
 
     @property
@@ -342,4 +343,5 @@ def ddp_peak(spec: RunSpec) -> Reference:
 
 def _without_shell(error: ZerovizError) -> str:
     """A refusal for this page, where the prediction that a shell would be advised to ask for stands already."""
-    return re.sub(r", or (?:use )?`zeroviz predict`[^.]*\.", "; its prediction is the picture.", str(error))
+    words = re.sub(r", or (?:use )?`zeroviz predict`[^.]*\.", "; its prediction is the picture.", str(error))
+    return re.sub(r"Use `zeroviz predict`, or ", "Its prediction is the picture; to run it, use ", words)

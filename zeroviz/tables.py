@@ -24,7 +24,7 @@ from zeroviz.tables_host import host_table, link_table
 from zeroviz.tables_options import batch_text, option_entries, scales_nbytes, unit_entries
 from zeroviz.tables_step import step_table
 from zeroviz.trace import Category, RankTrace, Trace
-from zeroviz.wording import overlap_options, recipe_sum, strategy_label
+from zeroviz.wording import counters_text, overlap_options, recipe_sum, strategy_label
 
 MAX_UNIT_LINES = 12
 _HEADER_LABEL_WIDTH = 10
@@ -144,7 +144,7 @@ def _at_rest(trace: Trace, group: RankGroup, every: str) -> list[str]:
         lines += entry("  of this, scales", f"{scales:,} B, fp32, of the quantized moments")
     lines += _padding_lines(trace)
     if counters := group.first.step_counter_nbytes:
-        lines += entry("  not counted", f"{counters:,} B of step counters, one scalar a unit")
+        lines += entry("  not counted", counters_text(trace.spec, counters))
     return lines
 
 

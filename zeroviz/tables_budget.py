@@ -74,9 +74,11 @@ def budget_report(rows: Sequence[Row], capacity: Capacity, reserve_nbytes: int) 
             "seq": spec.seq,
             "unit": str(spec.unit),
             "optimizer": spec.optimizer.value,
+            "grad_dtype": spec.recipe.grad.value,
             "checkpointing": str(spec.checkpointing),
             "offload": spec.offload.value,
             "accumulation": spec.accumulation,
+            "no_sync": spec.no_sync,
         },
         "max_ranks": MAX_RANKS,
         "rows": [

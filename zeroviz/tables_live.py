@@ -15,6 +15,7 @@ from zeroviz.tables_device import device_section
 from zeroviz.tables_host import link_table
 from zeroviz.tables_step import step_table
 from zeroviz.trace import Peak, RankTrace, Trace
+from zeroviz.wording import counters_text
 
 MAX_LOSS_RANKS = 8
 MAX_LOSS_STEPS = 5
@@ -141,7 +142,7 @@ def _allocator(comparison: Comparison, measured: Trace) -> list[str]:
         if row.unattributed_nbytes:
             lines += entry("  unattributed", f"{row.unattributed_nbytes:,} B of the allocator's total without a block")
         if counters := measured.ranks[row.rank].step_counter_nbytes:
-            lines += entry("  of it at rest", f"{counters:,} B of step counters, one scalar a unit")
+            lines += entry("  of it at rest", counters_text(measured.spec, counters))
         lines += entry("  why", row.cause) if row.cause else []
         lines += entry("  read from", row.source)
     return lines

@@ -14,7 +14,7 @@ from zeroviz.compare import place_text
 from zeroviz.course import Course, OpSpan, align, columns, course_of
 from zeroviz.errors import TraceError
 from zeroviz.rank_trace import alike
-from zeroviz.scene import SOURCE_LABEL, Reference
+from zeroviz.scene import Reference
 from zeroviz.spec import RunSpec
 from zeroviz.timeline_part import Overlay, Part, device_part, host_part, reaching
 from zeroviz.trace import Origin, RankTrace, Trace
@@ -71,6 +71,11 @@ class Timeline:
     axis_words: str
     reference: Reference | None
     notes: tuple[str, ...]
+
+    @property
+    def overlaid(self) -> str:
+        """What the line over the areas is called: measured, rehearsed. Empty without one."""
+        return self.measured.label if self.measured else ""
 
     @property
     def sentence(self) -> str:
@@ -203,9 +208,8 @@ def _subtitle(
     if measured is not None and other is not None:
         num_equal = sum(ours.max_nbytes == theirs.max_nbytes for ours, theirs in pairs)
         lines.append(f"{_peak_line(measured, rank, part)}; the line")
-        lines.append(
-            f"Of {len(pairs):,} ops that change what is held, {num_equal:,} reach the predicted maximum to the byte"
-        )
+        reach = f"{num_equal:,} reach the {drawn.origin.label} maximum to the byte"
+        lines.append(f"Of {len(pairs):,} ops that change what is held, {reach}")
     elif drawn.origin in (Origin.LIVE, Origin.RECORDED):
         other = course_of(drawn.ranks[rank])
     if other is not None and other.has_artefacts:
@@ -220,7 +224,7 @@ def _peak_line(trace: Trace, rank: int, part: Part) -> str:
     seen = trace.ranks[rank]
     device, peak = course_of(seen).device, seen.peak()
     return (
-        f"{SOURCE_LABEL[trace.origin].capitalize()}: {part.amount(device[0])} at rest, "
+        f"{trace.origin.label.capitalize()}: {part.amount(device[0])} at rest, "
         f"peak {part.amount(max(device))} in {place_text(peak)}"
     )
 

@@ -18,6 +18,11 @@ def strategy_label(spec: RunSpec) -> str:
     return spec.strategy.label + ("" if spec.impl is Implementation.OWN else f" ({spec.impl.value})")
 
 
+def counters_text(spec: RunSpec, nbytes: int) -> str:
+    """The optimizer's step counters: our own code updates one tensor a unit, others one a parameter."""
+    return f"{nbytes:,} B of step counters, one scalar a {'unit' if spec.impl is Implementation.OWN else 'parameter'}"
+
+
 def recipe_sum(spec: RunSpec, per: str) -> str:
     """What a parameter costs when nothing is sharded: `2 param + 2 grad + 4 master + 8 Adam = 16 bytes/param`."""
     dtypes = spec.recipe

@@ -149,8 +149,16 @@ def test_a_budget_is_at_least_a_byte() -> None:
     ("settings", "words"),
     [
         # 80 layers of 8,192 tokens keep hundreds of gigabytes, whatever N.
-        ({"seq": 8192}, ("no N up to 4,096 helps", "activations", "no strategy divides", "cut --seq first")),
-        ({"seq": 64, "batch": 128}, ("activations", "cut --batch first")),
+        (
+            {"seq": 8192},
+            (
+                "no N up to 4,096 helps",
+                "activations",
+                "no strategy divides",
+                "cut --seq or recompute (--checkpointing block) first",
+            ),
+        ),
+        ({"seq": 64, "batch": 128}, ("activations", "cut --batch or recompute (--checkpointing block) first")),
         ({"strategy": Strategy.DDP}, ("the states at rest alone exceed", "shard more (--strategy zero3) first")),
         ({"strategy": Strategy.ZERO2}, ("the states at rest alone exceed", "--strategy zero3")),
         ({"unit": UnitPolicy.parse("model")}, ("the unit in use (model) alone", "smaller units (--unit block) first")),

@@ -13,6 +13,7 @@ from traitlets import TraitError
 from cluster import capacity
 from tests.view.backends import FakeBackend, in_loop, settled
 from zeroviz.backend import RunState
+from zeroviz.command import command_line
 from zeroviz.errors import RunError, SpecError
 from zeroviz.models import PRESETS
 from zeroviz.predict import predict
@@ -356,15 +357,33 @@ def test_a_failed_run_is_one_sentence_and_the_picture_stays(
     in_loop(work)
 
 
-def test_a_refusal_does_not_send_a_reader_of_the_page_to_the_shell() -> None:
+def test_a_model_that_is_too_large_to_run_is_offered_a_rehearsal() -> None:
     async def work() -> None:
-        with pytest.raises(SpecError, match="zeroviz predict") as refused:
-            capacity.check_capacity(RunSpec(model=PRESETS["llama3-70b"], ranks=64), num_warm=64)
+        spec = RunSpec(model=PRESETS["llama3-70b"], ranks=64)
+        with pytest.raises(SpecError) as refused:
+            capacity.check_capacity(spec, num_warm=64)
+        state = Explorer(FakeBackend(failure=refused.value), asyncio.get_running_loop())
+        assert state.choose(model=spec.model, ranks=spec.ranks)
+        command = f"`{command_line('rehearse', spec)}`"
+        assert "--model llama3-70b" in command and command in state.too_large
+        state.run()
+        await settled(lambda: state.run_state is RunState.FAILED)
+        assert "under ZeRO-3" in state.error and command in state.error
+
+    in_loop(work)
+
+
+def test_a_refusal_does_not_send_a_reader_of_the_page_to_a_prediction() -> None:
+    """The picture is the prediction. What cannot be run at all is refused in words that say so."""
+
+    async def work() -> None:
+        with pytest.raises(SpecError, match="Use `zeroviz predict`, or") as refused:
+            capacity.check_runnable(RunSpec(model=PRESETS["tiny"], optimizer=Optimizer.ADAMW_8BIT))
         state = Explorer(FakeBackend(failure=refused.value), asyncio.get_running_loop())
         state.run()
         await settled(lambda: state.run_state is RunState.FAILED)
-        assert "zeroviz predict" not in state.error and "under ZeRO-3" in state.error
-        assert state.error.endswith("Use fewer ranks or a smaller model; its prediction is the picture.")
+        assert "zeroviz predict" not in state.error
+        assert state.error.endswith("Its prediction is the picture; to run it, use optimizer adamw.")
 
     in_loop(work)
 

@@ -166,6 +166,18 @@ def test_a_measured_step_alone_is_drawn_as_areas_with_what_is_here_as_a_line() -
     assert not any("As here" in line for line in build_timeline(predict(spec_of(ranks=2))).subtitle)
 
 
+def test_a_rehearsal_is_called_so_as_the_line_and_as_the_areas() -> None:
+    trace = predict(spec_of(ranks=2))
+    rehearsed = replace(trace, origin=Origin.REHEARSED)
+    timeline = build_timeline(trace, rehearsed)
+    assert timeline.overlaid == "rehearsed" and any(line.startswith("Rehearsed: ") for line in timeline.subtitle)
+    assert any("reach the predicted maximum" in line for line in timeline.subtitle)
+    timeline = build_timeline(rehearsed, live(trace))
+    assert timeline.overlaid == "measured" and any(line.startswith("Rehearsed: ") for line in timeline.subtitle)
+    assert any("reach the rehearsed maximum" in line for line in timeline.subtitle)
+    assert build_timeline(trace).overlaid == ""
+
+
 def test_what_is_offloaded_is_a_plot_of_its_own() -> None:
     trace = predict(spec_of(offload=Offload.OPTIMIZER))
     timeline = build_timeline(trace)

@@ -1,0 +1,47 @@
+"""How long a toggle takes in the kernel: predict, bars, timeline and tables, with the timeline open and closed.
+
+No browser and no cluster: what is measured is from a changed toggle to the new text of every widget. A toggle that asks
+for a prediction which was made before is not measured, so the batch moves on each time.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from statistics import median
+
+from zeroviz.models import PRESETS
+from zeroviz.panel import ExplorerPanel
+from zeroviz.state import Explorer
+
+CASES = (("tiny", 4), ("tiny", 8), ("gpt2", 8), ("llama3-8b", 8), ("llama3-70b", 16))
+NUM_TOGGLES = 11
+
+
+def toggle_ms(page: ExplorerPanel, *, timeline: bool, fit: bool = False) -> float:
+    """Milliseconds a toggle takes, the median of a few."""
+    page.timeline.button.value, page.fit.button.value = timeline, fit
+    times_s = []
+    for _ in range(NUM_TOGGLES):
+        started = time.perf_counter()
+        if not page.state.choose(batch=page.state.batch + 1):
+            sys.exit(page.state.error)
+        times_s.append(time.perf_counter() - started)
+    return median(times_s) * 1e3
+
+
+def main() -> None:
+    print(f"{'':22}{'bars alone':>12}{'timeline':>12}{'and map':>12}")
+    for model, ranks in CASES:
+        page = ExplorerPanel(Explorer())
+        page.state.choose(model=PRESETS[model], ranks=ranks)
+        figures = (
+            toggle_ms(page, timeline=False),
+            toggle_ms(page, timeline=True),
+            toggle_ms(page, timeline=True, fit=True),
+        )
+        print(f"{f'{model}, {ranks} ranks':22}" + "".join(f"{figure:9.1f} ms" for figure in figures))
+
+
+if __name__ == "__main__":
+    main()
