@@ -160,9 +160,7 @@ class Executor:
         grad = self._grad
         if grad is None:  # the last segment: d loss / d loss
             assert self._activation is not None
-            grad = torch.ones_like(self._activation)
-            if self.spec.accumulation > 1:
-                grad /= self.spec.accumulation
+            grad = torch.full_like(self._activation, 1 / self.spec.accumulation)  # the mean over micro-batches
             self._activation = None
         torch.autograd.backward(edge, grad)
         self._grad = None if entry is None else entry.grad

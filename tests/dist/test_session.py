@@ -181,7 +181,8 @@ def test_a_bare_count_cannot_be_run() -> None:
 def test_what_does_not_fit_is_refused_before_anything_starts() -> None:
     spec = RunSpec(model=preset("llama3-8b"), strategy=Strategy.DDP, ranks=64, batch=1)
     progress = Messages()
-    with Session() as session, pytest.raises(SpecError, match=r"takes .* are free\. .*zeroviz predict"):
+    line = "`zeroviz rehearse --model llama3-8b --strategy ddp --ranks 64`"
+    with Session() as session, pytest.raises(SpecError, match=rf"takes .* are free\. .*{line}"):
         session.run_sync(spec, progress)
     assert progress == []
 

@@ -14,6 +14,7 @@ from cluster import capacity
 from tests.view.backends import FakeBackend, in_loop, settled
 from zeroviz.backend import RunState
 from zeroviz.command import command_line
+from zeroviz.command import command_line
 from zeroviz.errors import RunError, SpecError
 from zeroviz.models import PRESETS
 from zeroviz.predict import predict
@@ -247,6 +248,7 @@ def test_a_model_beyond_this_machine_is_predicted_and_said_to_be_too_large() -> 
     assert state.too_large == ""
     state.choose(model=PRESETS["llama3-70b"], ranks=64)
     assert state.too_large.startswith("Prediction only") and "TB" in state.too_large
+    assert f"`{command_line('rehearse', state.spec)}`" in state.too_large
 
 
 def test_the_axis_stays_when_the_strategy_changes_and_zooms_on_demand() -> None:
