@@ -31,6 +31,7 @@ from zeroviz.causes import (
 from zeroviz.collectives import CollectiveOp
 from zeroviz.compare_ops import BY_KERNELS, Circumstances, Figure, LeakRow, OpRow, leak_rows, op_rows, where_text
 from zeroviz.errors import TraceError
+from zeroviz.link import Copies, Direction, sum_copies
 from zeroviz.maxima import machine_maxima, maxima
 from zeroviz.spec import DType
 from zeroviz.trace import CATEGORY_ORDER, Category, Origin, Peak, RankTrace, Trace, WireTotal
@@ -117,6 +118,18 @@ class WireRow:
 
 
 @dataclass(frozen=True, slots=True)
+class LinkRow:
+    """All copies of one direction and dtype between a rank's device and its host; a side that made none has zeros."""
+
+    rank: int
+    direction: Direction
+    dtype: str
+    predicted: Copies
+    measured: Copies
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
 class AllocatorRow:
     """The measured categories against the allocator, which knows nothing of them.
 
@@ -156,6 +169,7 @@ class Comparison:
     allocator: tuple[AllocatorRow, ...]
     ops: tuple[OpRow, ...] = ()
     leaks: tuple[LeakRow, ...] = ()
+    link: tuple[LinkRow, ...] = ()
 
     def totals(self, moment: Moment) -> tuple[MemoryRow, ...]:
         """The sum of each rank at `moment`."""
@@ -175,11 +189,12 @@ class Comparison:
         return sum(abs(row.difference) for row in rows if is_unexplained(row.cause))
 
     @property
-    def unexplained(self) -> tuple[MemoryRow | WireRow | AllocatorRow | OpRow | LeakRow, ...]:
+    def unexplained(self) -> tuple[MemoryRow | WireRow | LinkRow | AllocatorRow | OpRow | LeakRow, ...]:
         """The rows whose difference has no known cause; sums are left out, their categories are in."""
         return (
             *(row for row in self.memory if row.category and is_unexplained(row.cause)),
             *(row for row in self.wire if is_unexplained(row.cause)),
+            *(row for row in self.link if is_unexplained(row.cause)),
             *(row for row in self.allocator if is_unexplained(row.cause) or is_unexplained(row.outside_cause)),
             *(row for row in self.ops if is_unexplained(row.cause)),
             *self.leaks,
@@ -194,6 +209,7 @@ def compare(predicted: Trace, measured: Trace) -> Comparison:
         raise TraceError(f"Only traces of one spec can be compared; these differ in {', '.join(differ)}.")
     memory: list[MemoryRow] = []
     wire: list[WireRow] = []
+    link: list[LinkRow] = []
     allocator: list[AllocatorRow] = []
     ops: list[OpRow] = []
     leaks: list[LeakRow] = []
@@ -208,9 +224,10 @@ def compare(predicted: Trace, measured: Trace) -> Comparison:
         if known.compares_machines:
             memory += _moment_rows(left, right, Moment.MACHINE_PEAK, known, rows)
         wire += _wire_rows(left, right)
+        link += link_rows(left, right)
         if right.allocator is not None:
             allocator.append(_allocator_row(right, known, gloo=gloo))
-    return Comparison(tuple(memory), tuple(wire), tuple(allocator), tuple(ops), tuple(leaks))
+    return Comparison(tuple(memory), tuple(wire), tuple(allocator), tuple(ops), tuple(leaks), tuple(link))
 
 
 def _circumstances(predicted: Trace, measured: Trace, rank: RankTrace) -> Circumstances:
@@ -294,6 +311,16 @@ def _wire_rows(ours: RankTrace, theirs: RankTrace) -> list[WireRow]:
         nothing = WireTotal(*key, 0, 0, 0)
         predicted, measured = left.get(key, nothing), right.get(key, nothing)
         rows.append(WireRow(ours.rank, predicted, measured, "" if predicted == measured else UNEXPLAINED))
+    return rows
+
+
+def link_rows(ours: RankTrace, theirs: RankTrace) -> list[LinkRow]:
+    """What goes over the link, by direction and dtype; both may be the same trace."""
+    left, right = sum_copies(ours.transfers), sum_copies(theirs.transfers)
+    rows = []
+    for key in dict.fromkeys([*left, *right]):
+        predicted, measured = left.get(key, Copies()), right.get(key, Copies())
+        rows.append(LinkRow(ours.rank, *key, predicted, measured, "" if predicted == measured else UNEXPLAINED))
     return rows
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -22,3 +23,21 @@ class Transfer:
     nbytes: int
     phase: str
     unit: str
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """Some copies summed."""
+
+    count: int = 0
+    nbytes: int = 0
+
+
+def sum_copies(transfers: Iterable[Transfer]) -> dict[tuple[Direction, str], Copies]:
+    """Copies by (direction, dtype), in the order in which they first come."""
+    total: dict[tuple[Direction, str], Copies] = {}
+    for transfer in transfers:
+        key = (transfer.direction, transfer.dtype)
+        before = total.get(key, Copies())
+        total[key] = Copies(before.count + 1, before.nbytes + transfer.nbytes)
+    return total

@@ -8,12 +8,12 @@ gave out at its own peak: the same, what lies on the host, the backend's copies,
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from zeroviz.category import CATEGORY_ORDER
 from zeroviz.causes import is_unexplained
-from zeroviz.compare import Comparison, Figure, MemoryRow, Moment, OpRow, WireRow, where_text
+from zeroviz.compare import Comparison, Figure, LinkRow, MemoryRow, Moment, OpRow, WireRow, link_rows, where_text
 from zeroviz.trace import Trace
 
 
@@ -70,6 +70,7 @@ def alone(trace: Trace, groups: Iterable[Sequence[int]]) -> Comparison:
     """
     memory: list[MemoryRow] = []
     wire: list[WireRow] = []
+    link: list[LinkRow] = []
     for group in groups:
         rank = trace.ranks[group[0]]
         rest = {category: nbytes for category, nbytes in rank.rest.items() if nbytes}
@@ -79,7 +80,8 @@ def alone(trace: Trace, groups: Iterable[Sequence[int]]) -> Comparison:
             memory.append(MemoryRow(rank.rank, moment, None, sum(held.values()), sum(held.values()), ""))
         ends = dict.fromkeys((group[0], group[-1]))
         wire += [WireRow(end, total, total, "") for end in ends for total in rank.wire()]
-    return Comparison(tuple(memory), tuple(wire), ())
+        link += [replace(row, rank=end) for end in ends for row in link_rows(rank, rank)]
+    return Comparison(tuple(memory), tuple(wire), (), link=tuple(link))
 
 
 def residuals(comparison: Comparison, rank: int, step_counter_nbytes: int) -> tuple[Residual, ...]:

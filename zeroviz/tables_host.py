@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from zeroviz.columns import columns, entry
+from zeroviz.compare import link_rows
 from zeroviz.events import as_events
-from zeroviz.link import Transfer
 from zeroviz.quantity import format_binary_nbytes, format_decimal_nbytes
 from zeroviz.trace import RankTrace
 
@@ -41,34 +41,26 @@ def link_table(
 
     theirs: another account of the step, named second.
     """
-    kinds = dict.fromkeys(_kind(transfer) for rank in (ours, theirs or ours) for transfer in rank.transfers)
-    if not kinds:
+    links = link_rows(ours, theirs or ours)
+    if not links:
         return []
-    predicted = [_moved(ours, kind) for kind in kinds]
     if theirs is None:
         rows = [[f"OVER THE LINK, {every}", "copies", "bytes", "decimal", "binary"]]
-        for (direction, dtype), (num_copies, nbytes) in zip(kinds, predicted, strict=True):
-            rows.append(_row(f"{direction} {dtype}", num_copies, nbytes))
-        rows.append(_row("total", *map(sum, zip(*predicted, strict=True))))
+        for row in links:
+            rows.append(_row(f"{row.direction.value} {row.dtype}", row.predicted.count, row.predicted.nbytes))
+        rows.append(
+            _row("total", sum(row.predicted.count for row in links), sum(row.predicted.nbytes for row in links))
+        )
         return columns(rows, min_width=11)
     rows = [[f"OVER THE LINK, {every}", *names, "difference", names[1]]]
-    for kind, (expected_copies, expected) in zip(kinds, predicted, strict=True):
-        num_copies, got = _moved(theirs, kind)
-        copies = "/".join(map(str, dict.fromkeys((expected_copies, num_copies))))
-        difference = f"{got - expected:+,}" if got != expected else "0"
-        label = f"  {copies} x {' '.join(kind)}"
-        rows.append([label, f"{expected:,}", f"{got:,}", difference, format_decimal_nbytes(got)])
-    return columns(rows)
-
-
-def _kind(transfer: Transfer) -> tuple[str, str]:
-    return transfer.direction.value, transfer.dtype
-
-
-def _moved(rank: RankTrace, kind: tuple[str, str]) -> tuple[int, int]:
-    """(copies, bytes) of one direction and dtype."""
-    moved = [transfer.nbytes for transfer in rank.transfers if _kind(transfer) == kind]
-    return len(moved), sum(moved)
+    for row in links:
+        expected, got = row.predicted, row.measured
+        copies = "/".join(map(str, dict.fromkeys((expected.count, got.count))))
+        difference = f"{got.nbytes - expected.nbytes:+,}" if got.nbytes != expected.nbytes else "0"
+        label = f"  {copies} x {row.direction.value} {row.dtype}"
+        figures = (f"{expected.nbytes:,}", f"{got.nbytes:,}", difference, format_decimal_nbytes(got.nbytes))
+        rows.append([label, *figures])
+    return [*columns(rows), *(line for row in links if row.cause for line in entry("  why", row.cause))]
 
 
 def _row(label: str, num_copies: int, nbytes: int) -> list[str]:

@@ -88,9 +88,10 @@ def assert_same(got: RankTrace, want: RankTrace, what: object) -> None:
 @pytest.mark.parametrize("name", list(MODELS))
 @pytest.mark.parametrize("number", range(len(OPTIONS)))
 def test_every_op_is_as_predicted(name: str, number: int) -> None:
-    """Units, recipes, strategies and numbers of ranks go round with the options, so that all of them meet."""
+    """Strategies, units, recipes and numbers of ranks go round with the options, so that all of them meet."""
     place = list(MODELS).index(name) * len(OPTIONS) + number
-    for turn, strategy in enumerate(Strategy):
+    for turn in range(2):
+        strategy = list(Strategy)[(place + 2 * turn) % len(Strategy)]
         spec = RunSpec(
             model=MODELS[name],
             unit=UnitPolicy.parse(UNITS[(place + turn) % len(UNITS)]),

@@ -18,9 +18,10 @@ from zeroviz.compare import (
     place_text,
 )
 from zeroviz.errors import TraceError
+from zeroviz.link import Direction
 from zeroviz.models import PRESETS
 from zeroviz.predict import predict
-from zeroviz.spec import RunSpec, Strategy
+from zeroviz.spec import Offload, RunSpec, Strategy
 from zeroviz.trace import AllocatorReading, Category, Collective, Event, Origin, RankTrace, Trace
 
 SPEC = RunSpec(model=PRESETS["tiny"], ranks=2)
@@ -153,3 +154,18 @@ def test_place_text_names_phase_unit_and_op() -> None:
     assert place_text(replace(peak, op="unshard")) == "forward, block 0 (unshard)"
     assert place_text(replace(peak, phase="at rest", op="", unit="")) == "at rest"
     assert place_text(replace(peak, op="load batch", unit="")) == "forward (load batch)"
+
+
+def test_copies_over_the_link_are_compared_by_direction_and_dtype() -> None:
+    """A rank that takes one gradient down twice: one copy more, its bytes, and no cause."""
+    spec = RunSpec(model=PRESETS["tiny"], ranks=1, offload=Offload.PARAMS)
+    predicted = predict(spec)
+    (rank,) = predicted.ranks
+    down = next(transfer for transfer in rank.transfers if transfer.direction is Direction.TO_HOST)
+    twice = replace(predicted, origin=Origin.LIVE, ranks=(replace(rank, transfers=(*rank.transfers, down)),))
+    (row,) = [row for row in compare(predicted, twice).link if row.cause]
+    assert (row.direction, row.dtype, row.cause) == (Direction.TO_HOST, "fp32", UNEXPLAINED)
+    assert row.measured.count - row.predicted.count == 1
+    assert row.measured.nbytes - row.predicted.nbytes == down.nbytes
+    assert row in compare(predicted, twice).unexplained
+    assert not [row for row in compare(predicted, replace(predicted, origin=Origin.LIVE)).link if row.cause]

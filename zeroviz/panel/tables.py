@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from zeroviz.compare import Comparison, Moment, WireRow, compare, outside_words
+from zeroviz.compare import Comparison, LinkRow, Moment, WireRow, compare, outside_words
 from zeroviz.panel.cells import cause_cell, cause_head, difference, figures, rank_words, signed, source_heads, table
 from zeroviz.panel.memory import memory_table
 from zeroviz.residuals import alone, op_notes
@@ -28,7 +28,8 @@ def tables_html(scene: Scene, predicted: Trace, measured: Trace | None, *, earli
     ran = measured is not None
     groups = list(dict.fromkeys(row.ranks for row in scene.rows))
     comparison = compare(predicted, measured) if measured is not None else alone(predicted, groups)
-    parts = [memory_table(comparison, groups, measured or predicted, ran=ran), _wire(comparison, ran)]
+    parts = [memory_table(comparison, groups, measured or predicted, ran=ran)]
+    parts += [_wire(comparison, ran), _link(comparison, ran)]
     if measured is None:
         parts.append("<p>Not run yet: press Run on cluster to see measured bytes beside these.</p>")
     else:
@@ -120,6 +121,33 @@ def _wire(comparison: Comparison, ran: bool) -> str:
         body.append('<tr><td colspan="7" class="zeroviz-words">Nothing: one rank has nobody to send to.</td></tr>')
     head = f"<tr><th>rank</th><th>collective</th><th>figure</th>{source_heads(ran)}{cause_head(ran)}</tr>"
     return table("What each rank sends in one step", "wire", head, body)
+
+
+def _link(comparison: Comparison, ran: bool) -> str:
+    """What offloading copies; nothing where nothing is offloaded."""
+    alike: dict[tuple[object, ...], list[LinkRow]] = {}
+    for row in comparison.link:
+        alike.setdefault((row.direction, row.dtype, row.predicted, row.measured, row.cause), []).append(row)
+    body = []
+    for rows in alike.values():
+        row = rows[0]
+        ranks = tuple(each.rank for each in rows)
+        lines = (
+            ("copies", row.predicted.count, row.measured.count, ""),
+            ("copied", row.predicted.nbytes, row.measured.nbytes, " B"),
+        )
+        for number, (figure, predicted, measured, unit) in enumerate(lines):
+            data = f'data-rank="{row.rank}" data-direction="{row.direction.value}" data-figure="{figure}"'
+            name = f"{row.direction.value}<br>{row.dtype}"
+            first = f'<th rowspan="2">{rank_words(ranks)}</th><th rowspan="2">{name}</th>'
+            body.append(
+                f'<tr>{"" if number else first}<th scope="row">{figure}</th>'
+                f"{figures(predicted, measured, ran, data, row.cause, unit)}{cause_cell(row.cause, ran)}</tr>"
+            )
+    if not body:
+        return ""
+    head = f"<tr><th>rank</th><th>direction</th><th>figure</th>{source_heads(ran)}{cause_head(ran)}</tr>"
+    return table("What a rank copies between device and host in one step", "link", head, body)
 
 
 def _allocator(comparison: Comparison) -> str:
