@@ -9,15 +9,19 @@ WIDTH = 80
 _LABEL_WIDTH = 24
 
 
-def columns(rows: Iterable[Sequence[str]], min_width: int = 13) -> list[str]:
+def columns(rows: Iterable[Sequence[str]], min_width: int = 13, *, may_drop: bool = True) -> list[str]:
     """Align cells: the first to the left, the others to the right, each at least two spaces from its neighbour.
 
-    Columns are at least `min_width` wide, and narrower where the line would not fit otherwise.
+    Columns are at least `min_width` wide, and narrower where the line would not fit otherwise; then one space apart;
+    and for figures wider still the last column, which says one of the others in short, is left out.
     """
     cells = [list(row) for row in rows]
     widths = [max(len(cell) for cell in column) for column in zip(*cells, strict=True)]
     label_width = max(widths[0], _LABEL_WIDTH)
-    least = [width + 2 for width in widths[1:]]
+    gap = 2 if label_width + sum(width + 2 for width in widths[1:]) <= WIDTH else 1
+    least = [width + gap for width in widths[1:]]
+    if label_width + sum(least) > WIDTH and may_drop:
+        return columns([row[:-1] for row in cells], min_width, may_drop=False)
     while min_width and label_width + sum(max(width, min_width) for width in least) > WIDTH:
         min_width -= 1
     widths = [max(width, min_width) for width in least]

@@ -233,7 +233,7 @@ def test_the_table_has_the_step_phase_by_phase(capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        ((), ("allowed are predict, run, validate, budget, doctor, explore",)),
+        ((), ("allowed are predict, run, rehearse, validate, budget, doctor, explore",)),
         (("frobnicate",), ("frobnicate", "predict")),
         (("predict", "--frob", "3"), ("'--frob 3'", "--model", "--strategy", "--figure")),
         (("predict", "extra"), ("'extra'", "--model")),

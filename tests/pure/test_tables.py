@@ -10,6 +10,7 @@ import pytest
 
 from tests.pure.steps import rest, text_of
 from zeroviz.cli import main
+from zeroviz.columns import columns
 from zeroviz.link import Direction
 from zeroviz.memory import rest_by_category
 from zeroviz.models import PRESETS
@@ -149,3 +150,14 @@ def test_a_copy_that_was_not_predicted_is_seen_beside_the_prediction(offload: Of
     lines = {row.split("  ")[1]: row.split() for row in link_table("each rank", rank, other)[1:]}
     label = f"{len(up)}/{len(up) + 1} x to device fp32"
     assert lines[label][5:8] == [f"{total:,}", f"{total + nbytes:,}", f"+{nbytes:,}"]
+
+
+@pytest.mark.parametrize("digits", range(1, 21))
+def test_columns_of_any_figures_fit_the_terminal(digits: int) -> None:
+    """Beside a title of 26: 15 digits are the most with the short form at the end, 20 without it. 1e18 has 19."""
+    figure = "9" * digits
+    head = ["PEAK AS ON NCCL, each rank", "predicted", "measured", "difference", "measured"]
+    lines = columns([head, ["  total", figure, figure, "0", "158.40 GB"]])
+    assert max(map(len, lines)) <= WIDTH
+    assert lines[1].split()[:4] == ["total", figure, figure, "0"]
+    assert lines[1].endswith("GB") is (digits <= 15)
