@@ -117,8 +117,11 @@ class FakeTensors(FakeTensorMode):  # type: ignore[no-untyped-call]
 
     def _answer(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tensors: list[FakeTensor] = []
+        parts: list[Any] = [func]
         try:
-            key = tuple(_describe((func, args, kwargs), tensors))
+            _describe(args, parts, tensors)
+            _describe(kwargs, parts, tensors)
+            key = tuple(parts)
             plan = self._plans[key]
         except KeyError:
             result = self.dispatch(func, types, args, kwargs)
@@ -145,21 +148,20 @@ class FakeTensors(FakeTensorMode):  # type: ignore[no-untyped-call]
         return FakeTensor(self, meta, device)
 
 
-def _describe(value: Any, tensors: list[FakeTensor]) -> list[Any]:
-    """What of an argument decides what is returned, flat. Tensors met are added to `tensors`."""
-    if type(value) is FakeTensor:
+def _describe(value: Any, parts: list[Any], tensors: list[FakeTensor]) -> None:
+    """Add to `parts`, flat, what of an argument decides what is returned; to `tensors`, the tensors in it."""
+    kind = type(value)
+    if kind is FakeTensor:
         tensors.append(value)
-        return [value.shape, value.stride(), value.storage_offset(), value.dtype, value.fake_device]
-    if isinstance(value, Tensor):
+        parts += (value.shape, value.stride(), value.storage_offset(), value.dtype, value.fake_device)
+    elif kind is tuple or kind is list or kind is dict:
+        parts += (kind, len(value))
+        for item in value.items() if kind is dict else value:
+            _describe(item, parts, tensors)
+    elif isinstance(value, Tensor):
         raise TypeError("only fake tensors can be described")
-    if isinstance(value, (list, tuple)):
-        parts = [type(value), len(value)]
-        for item in value:
-            parts += _describe(item, tensors)
-        return parts
-    if isinstance(value, dict):
-        return _describe(tuple(value.items()), tensors)
-    return [type(value), value]  # 1 and 1.0 are equal, and lead to different dtypes
+    else:
+        parts += (kind, value)  # 1 and 1.0 are equal, and lead to different dtypes
 
 
 def _plan(result: Any, tensors: list[FakeTensor]) -> _Plan | None:

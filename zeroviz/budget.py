@@ -20,7 +20,7 @@ from zeroviz.memory import rest_by_category
 from zeroviz.models import Family
 from zeroviz.peak import floor_of, peak_of
 from zeroviz.schedule import Phase
-from zeroviz.spec import RunSpec, UnitKind
+from zeroviz.spec import RunSpec, Strategy, UnitKind
 from zeroviz.trace import Category, Peak
 
 MAX_RANKS = 4096
@@ -70,6 +70,11 @@ class Answer:
     ledger: PeakLedger
     spare_nbytes: int
     reason: str = ""
+
+    @property
+    def host_nbytes(self) -> int:
+        """What the rank's host holds of it between steps, where states are offloaded."""
+        return sum(nbytes for category, nbytes in rest_by_category(self.spec).items() if category.on_host)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +194,7 @@ def _excess(answer: Answer, budget_nbytes: int) -> str:
     nbytes, what, cut = max(
         (ledger.of_batch, "activations, temporaries and the batch, which no strategy divides,", _cut_batch(spec)),
         (ledger.at_rest, "the states at rest", _cut_states(spec)),
-        (ledger.of_units, f"whole buffers and temporaries of the unit in use ({unit})", _cut_units(spec, unit)),
+        (ledger.of_units, _what_units_hold(spec, unit), _cut_units(spec, unit)),
     )
     if nbytes > budget_nbytes:
         return f"{what} alone exceed the budget; {cut} first"
@@ -211,7 +216,15 @@ def _cut_states(spec: RunSpec) -> str:
     return "shard more (--strategy zero3)" if spec.ranks > 1 else "take more ranks and shard more (--strategy zero3)"
 
 
+def _what_units_hold(spec: RunSpec, unit: str) -> str:
+    if spec.strategy is Strategy.SHARD_GRAD_OP:
+        return "the whole parameters, which are kept from forward to backward,"
+    return f"whole buffers and temporaries of the unit in use ({unit})"
+
+
 def _cut_units(spec: RunSpec, unit: str) -> str:
+    if spec.strategy is Strategy.SHARD_GRAD_OP:
+        return "free them after forward (--strategy zero3)"
     if spec.prefetch:
         return "gather fewer units ahead (--prefetch 0)"
     if spec.async_reduce:

@@ -43,7 +43,7 @@ class Category(Enum):
     HOST_GRAD = "HOST_GRAD"
     """Offloaded to the host: the owned gradient."""
     HOST_MASTER_PARAM = "HOST_MASTER_PARAM"
-    """Offloaded to the host: the fp32 copy of the owned parameters."""
+    """On the host: the optimizer's copy of the owned parameters; fp32, or without a master in their own dtype."""
     HOST_OPTIMIZER_STATE = "HOST_OPTIMIZER_STATE"
     """Offloaded to the host: the optimizer's moments."""
     HOST_TEMPORARY = "HOST_TEMPORARY"

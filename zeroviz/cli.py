@@ -11,8 +11,11 @@ import errno
 import json
 import os
 import re
+import signal
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -40,7 +43,8 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     try:
-        code = _dispatch(sys.argv[1:] if argv is None else list(argv))
+        with _terminated_as_interrupted():
+            code = _dispatch(sys.argv[1:] if argv is None else list(argv))
         if sys.stdout is not None:
             sys.stdout.flush()
         return code
@@ -59,6 +63,24 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         print(f"zeroviz: the output could not be written ({error.strerror}).", file=sys.stderr)
         return EXIT_FAILED
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """Inside, SIGTERM is a KeyboardInterrupt, as SIGINT is. Only the main thread may set signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(_number: int, _frame: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGTERM) is interrupt:  # and not ignored, on the way out
+            signal.signal(signal.SIGTERM, before)
 
 
 def _dispatch(argv: list[str]) -> int:

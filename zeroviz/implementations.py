@@ -38,8 +38,8 @@ def _check_fsdp2(spec: RunSpec) -> None:
         )
     if spec.precision not in _FSDP2_PRECISIONS:
         raise SpecError(
-            f"precision is {spec.precision.value!r} with impl fsdp2, which keeps no master beside its shard; "
-            "use fp32 or bf16, or impl own."
+            f"precision is {spec.precision.value!r} with impl fsdp2, which keeps no master beside its shard, and fp32 "
+            "shards gathered as bf16 (its MixedPrecisionPolicy) are not built here yet; use fp32 or bf16, or impl own."
         )
     for name, given, only in (
         ("grad_dtype", spec.grad_dtype.value if spec.grad_dtype else None, None),
@@ -50,4 +50,6 @@ def _check_fsdp2(spec: RunSpec) -> None:
         ("async_reduce", spec.async_reduce, False),
     ):
         if given != only:
-            raise SpecError(f"{name} is {given!r}, which has no counterpart here with impl fsdp2; leave it out.")
+            raise SpecError(
+                f"{name} is {given!r}, which is not built here yet for impl fsdp2; leave it out, or use own."
+            )

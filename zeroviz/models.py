@@ -194,7 +194,8 @@ def _llama_sublayers(m: ModelShape) -> tuple[Sublayer, ...]:
 
 def bare(num_params: int) -> ModelShape:
     """A model known only by its parameter count."""
-    return ModelShape(name=f"{num_params:,} parameters", family=Family.BARE, bare_num_params=num_params)
+    plural = "s" if num_params > 1 else ""
+    return ModelShape(name=f"{num_params:,} parameter{plural}", family=Family.BARE, bare_num_params=num_params)
 
 
 def _gpt2(name: str, hidden: int, layers: int, heads: int, **changes: int) -> ModelShape:

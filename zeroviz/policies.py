@@ -86,10 +86,9 @@ class Checkpointing:
             return cls()
         if name != "block":
             raise SpecError(f"Checkpointing is {text!r}; allowed are none, block, block:K.")
-        blocks = parse_count(number, f"The number in checkpointing {text!r}") if colon else 1
-        if blocks < 1:
-            raise SpecError(f"Checkpointing is {text!r}; K must be at least 1, and none keeps everything.")
-        return cls(blocks)
+        if colon and (not number.isdecimal() or not int(number)):
+            raise SpecError(f"Checkpointing is {text!r}; K is how many blocks, 1 or more; none keeps everything.")
+        return cls(int(number) if colon else 1)
 
 
 KEEP_ALL = Checkpointing()

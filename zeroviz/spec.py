@@ -142,11 +142,10 @@ class RunSpec:
             )
         blocks = self.checkpointing.blocks
         if blocks > model.layers:
-            what = "has no blocks" if model.family is Family.BARE else f"has only {model.layers}"
-            raise SpecError(
-                f"checkpointing is {str(self.checkpointing)!r}, but {model.name} {what}; "
-                "use none, or block:K with K up to the number of blocks."
-            )
+            what = f"{model.name} has only {model.layers} blocks; use none, or block:K with K up to that"
+            if model.family is Family.BARE:
+                what = "a bare parameter count has no blocks; use none, or name a model"
+            raise SpecError(f"checkpointing is {str(self.checkpointing)!r}, but {what}.")
 
     def _check_strategy(self) -> None:
         if self.zero1_form is not Zero1Form.REDUCE_SCATTER and self.strategy is not Strategy.ZERO1:

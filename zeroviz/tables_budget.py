@@ -23,8 +23,8 @@ CPU_NOTE = (
     "kernels keep and borrow other tensors, so near the edge measure before you rely on an answer."
 )
 BARE_NOTE = (
-    "A bare parameter count has no layers and so no activations: its N is one for states alone, and largest batch and "
-    "longest sequence are not asked. Name a model for these."
+    "A bare parameter count has no layers. So it has no activations, largest batch and longest sequence are not asked, "
+    "and the model is one unit, whose whole buffers and temporaries are counted. Name a model for smaller ones."
 )
 
 _UNITS = (("EB", 10**18), ("PB", 10**15), ("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
@@ -108,6 +108,7 @@ def _answer_report(answer: Answer | None) -> dict[str, Any] | None:
         "peak": {"total": peak.total, "phase": peak.phase, "op": peak.op, "unit": peak.unit},
         "ledger": {f"{part}_nbytes": nbytes for part, nbytes in asdict(answer.ledger).items()},
         "spare_nbytes": answer.spare_nbytes,
+        "host_nbytes": answer.host_nbytes,
     }
 
 
@@ -141,7 +142,7 @@ def _both(nbytes: int) -> str:
 
 def _batch(spec: RunSpec) -> str:
     if spec.model.family is Family.BARE:
-        return "states alone"
+        return "the model as one unit, without activations"
     return f"batch {spec.batch:,} and seq {spec.seq:,} on each rank"
 
 
@@ -158,6 +159,10 @@ def _table(title: str, what: str, rows: Sequence[Row], answer_of: Callable[[Row]
         lines.append(_line(row, answer))
         if answer.reason:
             without.setdefault(answer.reason, []).append(row.spec)
+    if any(row.spec.offload.moves_optimizer for row in rows):
+        held = ((f"{row.spec.strategy.label} {row.spec.precision.value}", answer_of(row).host_nbytes) for row in rows)
+        text = "; ".join(f"{name} {_figure(nbytes)}" for name, nbytes in held)
+        lines += wrap(f"on the host of each rank, beside that: {text}.", WIDTH, subsequent_indent="      ")
     for reason, specs in without.items():
         lines += wrap(f"none: {_names(specs)}: {reason}.", WIDTH, subsequent_indent="      ")
     return lines

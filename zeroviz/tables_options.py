@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from zeroviz.facts import QUANTIZED_BLOCK_NUMEL
 from zeroviz.gathered import fsdp_root_numel, most_gathered, names
 from zeroviz.models import Family
 from zeroviz.partition import plan_for, shard_numel
+from zeroviz.schedule import OpKind, schedule
 from zeroviz.spec import DType, Implementation, Offload, Optimizer, RunSpec, Strategy
 
 _OPTIMIZER = {
     Optimizer.ADAMW_FOREACH: "all units in one go, with a temporary for every owned element at once",
-    Optimizer.ADAMW_FUSED: "one kernel a unit, and no temporaries",
+    Optimizer.ADAMW_FUSED: "one kernel a unit, which makes no temporaries",
     Optimizer.ADAMW_8BIT: f"each moment 1 byte an element and an fp32 scale for {QUANTIZED_BLOCK_NUMEL:,} of them",
-    Optimizer.SGD_MOMENTUM: "one moment, and no temporaries",
-    Optimizer.SGD: "no state, and no temporaries",
+    Optimizer.SGD_MOMENTUM: "one moment; the update makes no temporaries",
+    Optimizer.SGD: "no state; the update makes no temporaries",
 }
 
 
@@ -21,17 +24,30 @@ def option_entries(spec: RunSpec) -> list[tuple[str, str]]:
     """(label, text) of optimizer, gradient, checkpointing and offload."""
     entries = []
     if what := _OPTIMIZER.get(spec.optimizer):
-        entries.append(("optimizer", f"{spec.optimizer.value}: {what}"))
+        cast = "; a gradient is cast for it, one unit at a time" if spec.recipe.casts_grad else ""
+        if spec.optimizer.steps_together:
+            cast = cast.replace("one unit at a time", "all units at once")
+        entries.append(("optimizer", f"{spec.optimizer.value}: {what}{cast}"))
     if spec.grad_dtype:
         cast = f", cast to {spec.recipe.update.value} for the update" if spec.recipe.casts_grad else ""
         entries.append(("gradients", f"{spec.grad_dtype.value} instead of {spec.precision.grad.value}{cast}"))
     if blocks := spec.checkpointing.blocks:
         kept = "each block keeps" if blocks == 1 else f"{blocks} blocks at a time keep"
         again = f"backward runs the forward of all {spec.model.layers} blocks once more"
+        if extra := _gathered_for_recompute(spec):
+            again += f", for which {extra} gathered once more as well"
         entries.append(("recompute", f"{spec.checkpointing}: {kept} only the first input; {again}"))
     if spec.offload is not Offload.NONE:
         entries.append(("offload", _offload(spec)))
     return entries
+
+
+def _gathered_for_recompute(spec: RunSpec) -> str:
+    """`16 units are`: those that recomputing gathers, frees and leaves to be gathered again for their backward."""
+    gathers = Counter(op.unit for op in schedule(spec) if op.kind is OpKind.UNSHARD)
+    plain = 2 * spec.accumulation if spec.strategy.reshards_after_forward else spec.accumulation
+    number = sum(times > plain for times in gathers.values())
+    return f"{number:,} unit{'s are' if number > 1 else ' is'}" if number else ""
 
 
 def _offload(spec: RunSpec) -> str:

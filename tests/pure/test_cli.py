@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -253,9 +254,9 @@ def test_the_table_has_the_step_phase_by_phase(capsys: pytest.CaptureFixture[str
         (("predict", "--grad-dtype", "int8"), ("'int8'", "fp32 and bf16")),
         (("predict", "--grad-dtype", "fp16"), ("'fp16'", "fp32, bf16")),
         (("predict", "--checkpointing", "layer"), ("'layer'", "none, block, block:K")),
-        (("predict", "--checkpointing", "block:0"), ("'block:0'", "from 1 to")),
+        (("predict", "--checkpointing", "block:0"), ("'block:0'", "1 or more")),
         (("predict", "--checkpointing", "block:9"), ("'block:9'", "only 3")),
-        (("predict", "--params", "7e9", "--checkpointing", "block"), ("7,000,000,000", "no blocks")),
+        (("predict", "--params", "7e9", "--checkpointing", "block"), ("a bare parameter count has no blocks",)),
         (("predict", "--offload", "disk"), ("'disk'", "none, optimizer, params")),
         (("predict", "--offload", "params", "--strategy", "zero2"), ("whole on the device", "zero3")),
         (("predict", "--optimizer", "adamw-8bit", "--offload", "optimizer"), ("adamw-8bit", "offload none")),
@@ -399,3 +400,19 @@ def test_many_ranks_answer_at_once() -> None:
     trace = predict(RunSpec(model=PRESETS["llama3-8b"], ranks=16384, strategy=Strategy.ZERO3))
     first, *others = trace.ranks
     assert all(rank.peak() is first.peak() and rank.wire() is first.wire() for rank in others)
+
+
+def test_being_terminated_is_being_interrupted_whatever_is_done(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SIGTERM while a report is being printed, outside the part that watches a run: 130 and one sentence."""
+    before = signal.getsignal(signal.SIGTERM)
+
+    def dumps(*_: object, **__: object) -> str:
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise AssertionError("the signal was not delivered")
+
+    monkeypatch.setattr("zeroviz.cli.json.dumps", dumps)
+    assert main(["predict", "--json"]) == 130
+    assert capsys.readouterr().err == "zeroviz: interrupted; nothing was left running.\n"
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -116,7 +116,7 @@ def test_what_the_other_options_mean_is_said() -> None:
     assert f"{each}the last only, and held whole till then" in words(accumulation=4, no_sync=True)
     # DDP holds them whole in any case.
     assert f"{each}the last only units" in words(Strategy.DDP, accumulation=4)
-    assert "optimizer sgd: no state, and no temporaries" in words(optimizer=Optimizer.SGD)
+    assert "optimizer sgd: no state; the update makes no temporaries" in words(optimizer=Optimizer.SGD)
     assert "step counters" not in words(optimizer=Optimizer.SGD)
     assert "2 param + 2 grad + 4 master + 4 momentum = 12 bytes/param" in words(
         optimizer=Optimizer.SGD_MOMENTUM, precision=Precision.BF16_MIXED

@@ -14,7 +14,6 @@ from cluster import capacity
 from tests.view.backends import FakeBackend, in_loop, settled
 from zeroviz.backend import RunState
 from zeroviz.command import command_line
-from zeroviz.command import command_line
 from zeroviz.errors import RunError, SpecError
 from zeroviz.models import PRESETS
 from zeroviz.predict import predict
