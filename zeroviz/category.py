@@ -57,6 +57,9 @@ class Category(Enum):
     on_device: bool
     """Whether it counts in `peak`: neither of the two."""
 
+    # Members are single objects; Enum's own hash is a call into Python, and walks count by category.
+    __hash__ = object.__hash__
+
     def __init__(self, name: str) -> None:
         self.is_artefact = name in ("KERNEL_SCRATCH", "BACKEND_COPY", "UNATTRIBUTED")
         self.on_host = name.startswith("HOST_")

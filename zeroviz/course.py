@@ -3,22 +3,29 @@
 Moment 0 is at rest; moment k follows the k-th change of what the device or its host holds. This machine's artefacts,
 kernels' scratch and the backend's copies, make no moment: they belong to the one they fall into. Of a stretch of
 moments a column keeps the one at which the device holds most, so columns have the step's peak, however few they are.
+
+A course is made part by part, as the events are kept; moments are spelt out only for whoever looks at each of them.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import SequenceMatcher
-from itertools import groupby, pairwise
+from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
 
 from zeroviz.category import CATEGORY_ORDER, Category
+from zeroviz.events import Where, as_events
+from zeroviz.moments import Moments
 from zeroviz.recall import recall
+from zeroviz.series import Series
 from zeroviz.trace import Event, RankTrace
 
 
-@dataclass(frozen=True, slots=True)
-class OpSpan:
+class OpSpan(NamedTuple):
     """One op of the step and what it reaches. Its moments go from `start` up to `stop`; artefacts alone make none.
 
     max_nbytes: the most the device holds from the moment before it to its end. end_nbytes: what it leaves.
@@ -44,47 +51,119 @@ class OpSpan:
         return OpSpan(*other.key, self.stop, self.stop, level, level, level)
 
 
-@dataclass(frozen=True)
-class Course:
-    """What a rank holds at each moment, and the ops they belong to.
+@dataclass(frozen=True, slots=True)
+class Stretches:
+    """What changes anything, artefacts included, in order: number i is at `places[i]` and makes the moments from
+    `starts[i]` on. device, host, artefacts: bytes held before it.
 
-    device, host: bytes at each moment. here: the most that the device holds there together with this machine's
-    artefacts. events: those that make moments.
+    Lists side by side and not one of objects: there are tens of thousands, and the garbage collector would visit each.
     """
 
+    places: list[Where] = field(default_factory=list)
+    moments: list[Moments] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    device: list[int] = field(default_factory=list)
+    host: list[int] = field(default_factory=list)
+    artefacts: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Course:
+    """What a rank holds at each moment, and the ops they belong to. rest: by category, device and host."""
+
     rest: dict[Category, int]
-    events: tuple[Event, ...]
-    device: tuple[int, ...]
-    here: tuple[int, ...]
-    host: tuple[int, ...]
+    stretches: Stretches
     ops: tuple[OpSpan, ...]
+
+    @cached_property
+    def _made(self) -> list[int]:
+        """The numbers of the stretches that make a moment."""
+        return [number for number, moments in enumerate(self.stretches.moments) if moments.device]
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        return [self.stretches.starts[number] for number in self._made]
+
+    @cached_property
+    def device(self) -> Series:
+        """Bytes on the device at each moment."""
+        found, first = self.stretches, sum(nbytes for category, nbytes in self.rest.items() if category.on_device)
+        pieces = [found.moments[number].device for number in self._made]
+        return Series(first, self._starts, [found.device[number] for number in self._made], pieces)
+
+    @cached_property
+    def host(self) -> Series:
+        """Bytes in the host's memory at each moment."""
+        found, first = self.stretches, sum(nbytes for category, nbytes in self.rest.items() if category.on_host)
+        pieces = [found.moments[number].host for number in self._made]
+        return Series(first, self._starts, [found.host[number] for number in self._made], pieces)
+
+    @cached_property
+    def here(self) -> Series:
+        """The most that the device holds at each moment together with this machine's artefacts."""
+        found, first = self.stretches, self.device.first
+        levels: list[int] = []
+        pieces: list[tuple[int, ...]] = []
+        for moments, device, artefacts in zip(found.moments, found.device, found.artefacts, strict=True):
+            level = device + artefacts
+            # Artefacts before the first moment of a stretch still belong to the moment before it.
+            if not pieces:
+                first = max(first, level + moments.lead)
+            elif level + moments.lead > levels[-1] + pieces[-1][-1]:
+                pieces[-1] = (*pieces[-1][:-1], level + moments.lead - levels[-1])
+            if moments.device:
+                levels.append(level)
+                pieces.append(moments.here)
+        return Series(first, self._starts, levels, pieces)
+
+    @cached_property
+    def events(self) -> tuple[Event, ...]:
+        """The events that make moments."""
+        return tuple(
+            Event(*where, category, nbytes)
+            for where, moments in zip(self.stretches.places, self.stretches.moments, strict=True)
+            for category, nbytes in moments.changes
+        )
 
     @property
     def at_rest(self) -> OpSpan:
         """The moment before the step."""
         return OpSpan("", "", "", 0, 1, self.device[0], self.here[0], self.device[0])
 
-    @property
+    @cached_property
     def peak_op(self) -> OpSpan:
         """The op in which the device first holds the most; at rest if no op holds more."""
-        moment = self.device.index(max(self.device))
+        _, moment = self.device.most()
         return next((span for span in self.ops if span.start <= moment < span.stop), self.at_rest)
 
-    @property
+    @cached_property
     def has_artefacts(self) -> bool:
         """Whether this machine held anything beside the step's own bytes."""
         return self.here != self.device
+
+    @cached_property
+    def uses_host(self) -> bool:
+        """Whether anything ever lies in the host's memory."""
+        return bool(self.host.first) or any(self.stretches.host) or any(map(any, self.host.pieces))
 
     def held(self, moments: Sequence[int]) -> list[dict[Category, int]]:
         """What is held at each of `moments`, which ascend."""
         live = dict.fromkeys(CATEGORY_ORDER, 0) | self.rest
         result: list[dict[Category, int]] = []
-        done = 0
+        found = [self.stretches.moments[number] for number in self._made]
+        done = 0  # how many of them are in `live`
         for moment in moments:
-            for event in self.events[done:moment]:
-                live[event.category] += event.delta_nbytes
-            done = moment
-            result.append(dict(live))
+            number = bisect_right(self._starts, moment) - 1
+            for whole in found[done : max(number, 0)]:
+                for category, nbytes in whole.net:
+                    live[category] += nbytes
+            done = max(number, done)
+            now = dict(live)
+            if number >= 0:
+                within = moment - self._starts[number] + 1
+                for category, nbytes in found[number].changes[:within]:
+                    now[category] += nbytes
+            result.append(now)
         return result
 
 
@@ -98,8 +177,7 @@ def columns(course: Course, start: int, stop: int, most: int) -> list[tuple[int,
     length = stop - start
     num_columns = min(most, length)
     edges = [start + length * number // num_columns for number in range(num_columns + 1)]
-    device = course.device
-    return [(low, high, max(range(low, high), key=device.__getitem__)) for low, high in pairwise(edges)]
+    return [(low, high, course.device.most(low, high)[1]) for low, high in pairwise(edges)]
 
 
 def align(ours: Course, theirs: Course) -> list[tuple[OpSpan, OpSpan]]:
@@ -126,25 +204,32 @@ def align(ours: Course, theirs: Course) -> list[tuple[OpSpan, OpSpan]]:
 
 def _course(rank: RankTrace) -> Course:
     rest = {category: nbytes for category, nbytes in rank.rest.items() if nbytes}
-    device = [sum(nbytes for category, nbytes in rest.items() if category.on_device)]
-    host = [sum(nbytes for category, nbytes in rest.items() if category.on_host)]
-    here = device.copy()
-    events: list[Event] = []
+    device = sum(nbytes for category, nbytes in rest.items() if category.on_device)
+    host = sum(nbytes for category, nbytes in rest.items() if category.on_host)
+    artefacts, moment = 0, 1
+    found = Stretches()
     ops: list[OpSpan] = []
-    artefacts = 0
-    for key, run in groupby(rank.events, key=lambda event: event[:3]):
-        start, most, most_here = len(device), device[-1], device[-1] + artefacts
-        for event in run:
-            category, nbytes = event.category, event.delta_nbytes
-            if category.is_artefact:
-                artefacts += nbytes
-                here[-1] = max(here[-1], device[-1] + artefacts)
-            else:
-                events.append(event)
-                device.append(device[-1] + (nbytes if category.on_device else 0))
-                host.append(host[-1] + (nbytes if category.on_host else 0))
-                here.append(device[-1] + artefacts)
-                most = max(most, device[-1])
-            most_here = max(most_here, device[-1] + artefacts)
-        ops.append(OpSpan(key[0], key[1], key[2], start, len(device), most, most_here, device[-1]))
-    return Course(rest, tuple(events), tuple(device), tuple(here), tuple(host), tuple(ops))
+    last: Where | None = None
+    start, most, most_here = moment, device, device
+    for where, changes in as_events(rank.events).parts:
+        if not changes:
+            continue
+        if where != last:
+            if last is not None:
+                ops.append(OpSpan(*last, start, moment, most, most_here, device))
+            last, start, most, most_here = where, moment, device, device + artefacts
+        moments = changes.moments
+        found.places.append(where)
+        found.moments.append(moments)
+        found.starts.append(moment)
+        found.device.append(device)
+        found.host.append(host)
+        found.artefacts.append(artefacts)
+        most, most_here = max(most, device + moments.top), max(most_here, device + artefacts + moments.top_here)
+        moment += len(moments.device)
+        device += moments.net_device
+        host += moments.net_host
+        artefacts += moments.net_artefacts
+    if last is not None:
+        ops.append(OpSpan(*last, start, moment, most, most_here, device))
+    return Course(rest, found, tuple(ops))

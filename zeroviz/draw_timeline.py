@@ -25,7 +25,8 @@ LINE = FONT_POINTS * 1.38
 TITLE_POINTS = 19.0
 PLOT_HEIGHT, HOST_HEIGHT = 300.0, 110.0
 MAX_HOVERS = 400
-"""Above this many ops, tooltips are given by unit, so that the page stays light."""
+"""Above this many ops, tooltips are given by unit, and of more units than that by neighbours of them, so that the page
+stays light."""
 _HERE_DASH, _REFERENCE_DASH, _DASH = (1.5, 3.0), (1.5, 4.0), (5.0, 4.0)
 _THICK = 2.2
 _DENSE_POINTS = 2.5
@@ -64,6 +65,7 @@ class _Sheet:
         rest = ["at rest", *(part.amount(part.rest_nbytes) for part in timeline.parts)]
         self.right = WIDTH - MARGIN - max(map(text_width, rest)) - 10
         self.edges = self._edges()
+        self._stops = [stop for _, stop, _, _ in self.edges]
         y = self._head()
         for number, part in enumerate(timeline.parts):
             y = self._plot(part, y, PLOT_HEIGHT if number == 0 else HOST_HEIGHT, is_first=number == 0)
@@ -94,10 +96,11 @@ class _Sheet:
 
     def x(self, moment: int) -> float:
         """Where a moment begins."""
-        for start, stop, left, right in self.edges:
-            if moment <= stop:
-                return left + (right - left) * (moment - start) / max(1, stop - start)
-        return self.right
+        number = bisect_left(self._stops, moment)
+        if number == len(self.edges):
+            return self.right
+        start, stop, left, right = self.edges[number]
+        return left + (right - left) * (moment - start) / max(1, stop - start)
 
     # ---- the parts of the picture ----
 
@@ -240,19 +243,21 @@ class _Sheet:
         return None
 
     def _hovers(self, plot: Plot) -> None:
-        """Tooltips over all of it: one an op or, where there are very many, one a unit in use."""
+        """Tooltips over all of it: one an op or, where there are very many, one a unit in use, or a few of these."""
         timeline = self.timeline
         if len(timeline.ops) <= MAX_HOVERS:
             groups = [(m.span.start, m.span.stop, [m]) for m in timeline.ops if m.span.stop > m.span.start]
         else:
             starts = [mark.span.start for mark in timeline.ops]
+            together = -(-len(timeline.units) // MAX_HOVERS)
+            runs = [timeline.units[at : at + together] for at in range(0, len(timeline.units), together)]
             groups = [
                 (
-                    band.start,
-                    band.stop,
-                    list(timeline.ops[bisect_left(starts, band.start) : bisect_left(starts, band.stop)]),
+                    run[0].start,
+                    run[-1].stop,
+                    list(timeline.ops[bisect_left(starts, run[0].start) : bisect_left(starts, run[-1].stop)]),
                 )
-                for band in timeline.units
+                for run in runs
             ]
         for start, stop, marks in groups:
             largest = max(marks, key=lambda mark: mark.span.max_nbytes)

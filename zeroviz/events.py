@@ -15,8 +15,9 @@ from itertools import accumulate
 from typing import NamedTuple, overload
 
 from zeroviz.category import Category
+from zeroviz.moments import Change as Change
+from zeroviz.moments import Moments
 
-Change = tuple[Category, int]
 Where = tuple[str, str, str]
 """(phase, op, unit)"""
 
@@ -55,6 +56,11 @@ class Changes(tuple[Change, ...]):
     def here(self) -> Crest:
         """Of all categories."""
         return _crest([nbytes for _, nbytes in self])
+
+    @cached_property
+    def moments(self) -> Moments:
+        """Its changes one by one."""
+        return Moments.of(self)
 
     @cached_property
     def net(self) -> Mapping[Category, int]:

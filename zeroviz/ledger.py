@@ -16,6 +16,7 @@ class Ledger:
         self._open: list[Change] = []  # changes at the present place that are no part yet
         self._live: dict[Hashable, tuple[int, Category]] = {}
         self._where: Where = ("", "", "")
+        self._shared: dict[tuple[Change, ...], Changes] = {}  # equal ops' stretches are one, and so are their sums
 
     @property
     def events(self) -> Events:
@@ -42,7 +43,7 @@ class Ledger:
     def replay(self, changes: Iterable[Change]) -> None:
         """Book changes that were worked out elsewhere and need no keys. `Changes` are shared."""
         self._close()
-        self._parts.append((self._where, changes if isinstance(changes, Changes) else Changes(changes)))
+        self._parts.append((self._where, changes if isinstance(changes, Changes) else self._share(changes)))
 
     def holds(self, key: Hashable) -> bool:
         return key in self._live
@@ -62,5 +63,12 @@ class Ledger:
 
     def _close(self) -> None:
         if self._open:
-            self._parts.append((self._where, Changes(self._open)))
-            self._open = []
+            self._parts.append((self._where, self._share(self._open)))
+            self._open.clear()
+
+    def _share(self, changes: Iterable[Change]) -> Changes:
+        key = tuple(changes)
+        found = self._shared.get(key)
+        if found is None:
+            found = self._shared[key] = Changes(key)
+        return found

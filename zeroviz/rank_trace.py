@@ -224,6 +224,37 @@ def rank_from_dict(data: Mapping[str, Any]) -> RankTrace:
     )
 
 
+def ranks_to_list(ranks: Sequence[RankTrace]) -> list[dict[str, Any]]:
+    """Plain data of many ranks. A stretch of alike neighbours is its first with `num_ranks`; events that an earlier
+    entry has as well are that entry's number, `{"as": 0}`."""
+    entries: list[dict[str, Any]] = []
+    entry_of: dict[int, int] = {}
+    for stretch, first in alike(ranks):
+        same = entry_of.setdefault(id(first.events), len(entries))
+        shares = same < len(entries)
+        entry = rank_to_dict(replace(first, events=()) if shares else first)
+        if shares:
+            entry["events"] = {"as": same}
+        if len(stretch) > 1:
+            entry["num_ranks"] = len(stretch)
+        entries.append(entry)
+    return entries
+
+
+def ranks_from_list(data: Sequence[Mapping[str, Any]]) -> Sequence[RankTrace]:
+    """The inverse of `ranks_to_list`. Raises KeyError, IndexError, TypeError or ValueError for other data."""
+    stretches: list[tuple[range, RankTrace]] = []
+    for entry in data:
+        shares = isinstance(entry["events"], dict)
+        first = rank_from_dict({**entry, "events": []} if shares else entry)
+        if shares:
+            first = replace(first, events=stretches[entry["events"]["as"]][1].events)
+        stretches.append((range(first.rank, first.rank + int(entry.get("num_ranks", 1))), first))
+    if all(len(stretch) == 1 for stretch, _ in stretches):
+        return tuple(first for _, first in stretches)
+    return AlikeRanks(stretches)
+
+
 def _reading_from(data: Any) -> AllocatorReading | None:
     """A reading as `rank_to_dict` gave it, or as older files hold it: [rest, peak, source]."""
     if not data:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import NamedTuple
 
 from zeroviz.compare import place_text
 from zeroviz.course import Course, OpSpan, align, columns, course_of
@@ -35,8 +36,7 @@ class Band:
     stop: int
 
 
-@dataclass(frozen=True, slots=True)
-class OpMark:
+class OpMark(NamedTuple):
     """One op, drawn and measured: the most held in it. None where that source has no such op."""
 
     span: OpSpan
@@ -140,15 +140,23 @@ def build_timeline(
 def adds_little(trace: Trace) -> bool:
     """Whether the step rises so little above rest that an axis from zero would show a flat line."""
     device = course_of(trace.ranks[0]).device
-    return (max(device) - device[0]) * LITTLE < max(device)
+    most, _ = device.most()
+    return (most - device[0]) * LITTLE < most
 
 
 def distinct_ranks(drawn: Trace, measured: Trace | None = None) -> tuple[int, ...]:
     """The first of the ranks that share one timeline, for each timeline there is."""
     seen: dict[object, int] = {}
     if measured is None:
+        # Predicted ranks share one course: nothing is to be spelt out to see that.
+        courses: dict[int, tuple[int, Course]] = {}
         for ranks, rank in alike(drawn.ranks):
-            seen.setdefault(course_of(rank).device, ranks.start)
+            course = course_of(rank)
+            courses.setdefault(id(course), (ranks.start, course))
+        if len(courses) == 1:
+            return tuple(start for start, _ in courses.values())
+        for start, course in courses.values():
+            seen.setdefault(course.device, start)
     else:
         for ours, theirs in zip(drawn.ranks, measured.ranks, strict=True):
             # What is here beside goes by chance: gloo's thread may come before or after the next op has begun.
@@ -186,8 +194,8 @@ def _bands(spans: Sequence[OpSpan], name: Callable[[OpSpan], str]) -> list[Band]
 
 
 def _peak_mark(rank: RankTrace, course: Course) -> PeakMark:
-    largest = max(course.device)
-    return PeakMark(course.device.index(largest), largest, place_text(rank.peak()))
+    largest, moment = course.device.most()
+    return PeakMark(moment, largest, place_text(rank.peak()))
 
 
 def _whose(drawn: Trace, measured: Trace | None, rank: int) -> str:
@@ -214,7 +222,7 @@ def _subtitle(
         other = course_of(drawn.ranks[rank])
     if other is not None and other.has_artefacts:
         lines.append(
-            f"As here, dotted: up to {part.amount(max(other.here))}, with the backend's copies and the kernels' "
+            f"As here, dotted: up to {part.amount(other.here.most()[0])}, with the backend's copies and the kernels' "
             "scratch of this machine"
         )
     return tuple(lines)
@@ -225,7 +233,7 @@ def _peak_line(trace: Trace, rank: int, part: Part) -> str:
     device, peak = course_of(seen).device, seen.peak()
     return (
         f"{trace.origin.label.capitalize()}: {part.amount(device[0])} at rest, "
-        f"peak {part.amount(max(device))} in {place_text(peak)}"
+        f"peak {part.amount(device.most()[0])} in {place_text(peak)}"
     )
 
 

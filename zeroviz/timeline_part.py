@@ -113,17 +113,16 @@ def device_part(
         measured = overlay.most(overlay.course.device, stretches)
         here = overlay.most(overlay.course.here, stretches)
     elif is_own and course.has_artefacts:
-        here = [max(course.here[low:high]) for low, high, _ in stretches]
+        here = [course.here.most(low, high)[0] for low, high, _ in stretches]
     start = course.device[0] if from_rest else 0
     return _part("held by the rank", DEVICE_CATEGORIES, course, stretches, held, measured, here, start)
 
 
 def host_part(course: Course, stretches: Sequence[Stretch], overlay: Overlay | None) -> Part | None:
     """What lies in the host's memory; None where nothing ever does."""
-    if not any(course.host) and (overlay is None or not any(overlay.course.host)):
+    if not course.uses_host and (overlay is None or not overlay.course.uses_host):
         return None
-    host = course.host
-    stretches = [(low, high, max(range(low, high), key=host.__getitem__)) for low, high, _ in stretches]
+    stretches = [(low, high, course.host.most(low, high)[1]) for low, high, _ in stretches]
     held = course.held([moment for _, _, moment in stretches])
     line = [None] * len(stretches) if overlay is None else overlay.most(overlay.course.host, stretches)
     categories = [category for category in CATEGORY_ORDER if category.on_host]

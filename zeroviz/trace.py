@@ -21,7 +21,7 @@ from zeroviz.link import Direction
 from zeroviz.rank_trace import AllocatorReading as AllocatorReading
 from zeroviz.rank_trace import Peak as Peak
 from zeroviz.rank_trace import RankTrace as RankTrace
-from zeroviz.rank_trace import alike, by_name, json_numbers
+from zeroviz.rank_trace import alike, by_name, json_numbers, ranks_from_list, ranks_to_list
 from zeroviz.rank_trace import rank_from_dict as rank_from_dict
 from zeroviz.rank_trace import rank_to_dict as rank_to_dict
 from zeroviz.spec import RunSpec
@@ -98,7 +98,7 @@ class Trace:
                 "schema": TRACE_SCHEMA,
                 "origin": self.origin.value,
                 "spec": self.spec.to_dict(),
-                "ranks": [rank_to_dict(rank) for rank in self.ranks],
+                "ranks": ranks_to_list(self.ranks),
                 "environment": dict(self.environment) if self.environment is not None else None,
                 "notes": list(self.notes),
             }
@@ -118,11 +118,11 @@ class Trace:
             return cls(
                 origin=Origin(data["origin"]),
                 spec=RunSpec.from_dict(data["spec"]),
-                ranks=tuple(rank_from_dict(rank) for rank in data["ranks"]),
+                ranks=ranks_from_list(data["ranks"]),
                 environment=data["environment"],
                 notes=tuple(data["notes"]),
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise TraceError(f"The trace lacks or garbles a field ({error}); give a file that zeroviz wrote.") from None
 
 

@@ -9,6 +9,7 @@ from itertools import accumulate
 import pytest
 
 from zeroviz.category import Category
+from zeroviz.errors import TraceError
 from zeroviz.events import Changes, Event, Events, as_events
 from zeroviz.ledger import Ledger
 from zeroviz.memory import rest_padding_nbytes
@@ -115,8 +116,21 @@ def test_a_report_of_very_many_ranks_lists_those_that_differ() -> None:
     assert len(few["ranks"]) == MAX_REPORTED and not any("listed" in note for note in few["notes"])
 
 
-def test_a_traces_json_spells_every_rank_out() -> None:
-    trace = predict(RunSpec(model=PRESETS["tiny"], ranks=5))
-    again = Trace.from_json(trace.to_json())
+@pytest.mark.parametrize("ranks", [1, 5, 1000, 10**6])
+def test_a_traces_file_grows_with_what_differs_and_not_with_the_ranks(ranks: int) -> None:
+    """The same events are written once, and alike neighbours as one entry; what is read back is equal."""
+    trace = predict(RunSpec(model=PRESETS["tiny"], ranks=ranks))
+    text = trace.to_json()
+    assert len(text) < 60_000
+    again = Trace.from_json(text)
     again.check()
-    assert again.ranks == trace.ranks and trace == again
+    assert alike(again.ranks) == alike(trace.ranks)
+    assert replace(again, ranks=()) == replace(trace, ranks=())
+    assert again.ranks[ranks - 1] == trace.ranks[ranks - 1]
+
+
+def test_a_file_that_refers_to_an_entry_it_has_not_got_is_refused() -> None:
+    text = predict(RunSpec(model=PRESETS["tiny"], ranks=3)).to_json().replace('{"as": 0}', '{"as": 7}')
+    assert '{"as": 7}' in text
+    with pytest.raises(TraceError, match="garbles a field"):
+        Trace.from_json(text)

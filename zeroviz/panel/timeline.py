@@ -38,6 +38,8 @@ class TimelineSection(Section):
         return ask
 
     def draw(self) -> None:
+        if not self.is_open:  # which ranks differ is not known for nothing
+            return
         with self._state.lock:
             self._show()
             super().draw()
