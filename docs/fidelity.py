@@ -137,7 +137,15 @@ def findings(spec: RunSpec, trace: Trace) -> list[str]:
             if not same:
                 found.append(f"{name}, rank {live.rank}")
     unexplained = compare(predict(spec), trace).unexplained
-    return [*found, *(f"unexplained: {row}" for row in unexplained[:3])]
+    return [*found, *(f"unexplained: {_short(row)}" for row in unexplained[:3])]
+
+
+def _short(row: object) -> str:
+    """`MemoryRow, rank 1: 45852 B in machine peak, BACKEND_COPY`."""
+    named = {name: getattr(row, name) for name in ("moment", "category", "phase", "op", "unit") if hasattr(row, name)}
+    place = ", ".join(str(getattr(value, "value", value)) for value in named.values())
+    nbytes = getattr(row, "difference", getattr(row, "nbytes", "?"))
+    return f"{type(row).__name__}, rank {getattr(row, 'rank', '?')}: {nbytes} B in {place}"
 
 
 class Kind(Enum):
@@ -182,7 +190,7 @@ def main() -> int:
             num_right[model_name, way] += not found
             if found:
                 place = f"N={spec.ranks}, {spec.precision.value}, {spec.unit}, checkpointing {spec.checkpointing}"
-                wrong.append(f"{model_name}, {way}, {place}: {found}")
+                wrong.append(f"{model_name}, {way}, {place}: {'; '.join(found)}")
             for rank, arithmetic in zip(trace.ranks, predict(spec).ranks, strict=True):
                 residuals[kind_of(spec)].append(residual(rank, arithmetic))
                 assert rank.allocator is not None
@@ -241,7 +249,7 @@ def render(
         cells = [f"{num_right[model, way]} of {num_cases[model, way]}" for model in MODELS]
         lines.append("| " + " | ".join([way, *cells]) + " |")
     lines += ["", f"{right} of {total} specs differ by 0 bytes.", ""]
-    lines += [f"- {line}" for line in wrong]
+    lines += [fill(f"- {line}", 120, subsequent_indent="  ") for line in wrong] + [""] * bool(wrong)
     lines += ["## The allocator beside", "", fill(closing, 120), ""]
     lines += ["| | ranks | of them 0 | bytes | cause |", "|---|---|---|---|---|"]
     for kind, values in residuals.items():
