@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from zeroviz.quantity import DECIMAL_UNITS
+
 NUM_TICKS = 8
-_UNITS = (("EB", 10**18), ("PB", 10**15), ("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,7 @@ class Tick:
 def axis_unit(largest_nbytes: int) -> tuple[str, int]:
     """The unit of an axis that ends at `largest_nbytes`, and how many bytes it has."""
     # 1,137 GB rather than 1.137 TB: most bars are shorter than the axis, and 0.2822 TB is harder to read than 282.2 GB.
-    return next((pair for pair in _UNITS if largest_nbytes >= 2 * pair[1]), ("B", 1))
+    return next((pair for pair in DECIMAL_UNITS if largest_nbytes >= 2 * pair[1]), ("B", 1))
 
 
 def axis_words(unit: str, scale: int, what: str) -> str:
@@ -42,7 +43,7 @@ def ticks(start_nbytes: int, largest_nbytes: int, scale: int, most: int = NUM_TI
 
 def amount(nbytes: int, unit: str) -> str:
     """Four significant digits in `unit`, and never an exponent; what is less than a thousandth of it, in bytes."""
-    scale = dict(_UNITS).get(unit, 1)
+    scale = dict(DECIMAL_UNITS).get(unit, 1)
     if abs(nbytes) < scale // 1000 or scale == 1:
         return f"{nbytes:,} B"
     value = nbytes / scale

@@ -7,21 +7,26 @@ from textwrap import wrap
 
 WIDTH = 80
 _LABEL_WIDTH = 24
+_BINARY = "binary"
 
 
-def columns(rows: Iterable[Sequence[str]], min_width: int = 13, *, may_drop: bool = True) -> list[str]:
+def columns(rows: Iterable[Sequence[str]], min_width: int = 13) -> list[str]:
     """Align cells: the first to the left, the others to the right, each at least two spaces from its neighbour.
 
-    Columns are at least `min_width` wide, and narrower where the line would not fit otherwise; then one space apart;
-    and for figures wider still the last column, which says one of the others in short, is left out.
+    Columns are at least `min_width` wide, and narrower where the line would not fit otherwise; then one space apart.
+    For figures wider still columns are left out that say in short what others say exactly: the one headed `binary`
+    first, in every table that has it, then the last.
     """
     cells = [list(row) for row in rows]
-    widths = [max(len(cell) for cell in column) for column in zip(*cells, strict=True)]
+    if not _fits(cells) and _BINARY in cells[0]:
+        position = cells[0].index(_BINARY)
+        cells = [[*row[:position], *row[position + 1 :]] for row in cells]
+    if not _fits(cells):
+        cells = [row[:-1] for row in cells]
+    widths = _widths(cells)
     label_width = max(widths[0], _LABEL_WIDTH)
     gap = 2 if label_width + sum(width + 2 for width in widths[1:]) <= WIDTH else 1
     least = [width + gap for width in widths[1:]]
-    if label_width + sum(least) > WIDTH and may_drop:
-        return columns([row[:-1] for row in cells], min_width, may_drop=False)
     while min_width and label_width + sum(max(width, min_width) for width in least) > WIDTH:
         min_width -= 1
     widths = [max(width, min_width) for width in least]
@@ -31,6 +36,16 @@ def columns(rows: Iterable[Sequence[str]], min_width: int = 13, *, may_drop: boo
         line += "".join(figure.rjust(width) for figure, width in zip(figures, widths, strict=True))
         lines.append(line.rstrip())
     return lines
+
+
+def _widths(cells: Sequence[Sequence[str]]) -> list[int]:
+    return [max(len(cell) for cell in column) for column in zip(*cells, strict=True)]
+
+
+def _fits(cells: Sequence[Sequence[str]]) -> bool:
+    """Whether the columns fit one space apart."""
+    label, *figures = _widths(cells)
+    return max(label, _LABEL_WIDTH) + sum(width + 1 for width in figures) <= WIDTH
 
 
 def entry(label: str, text: str, label_width: int = _LABEL_WIDTH) -> list[str]:

@@ -24,6 +24,9 @@ from zeroviz.recall import recall
 from zeroviz.series import Series
 from zeroviz.trace import Event, RankTrace
 
+STRETCHES_OF_A_WEIGHT = 2048
+"""So many stretches more let a course weigh one more: some half a megabyte."""
+
 
 class OpSpan(NamedTuple):
     """One op of the step and what it reaches. Its moments go from `start` up to `stop`; artefacts alone make none.
@@ -169,7 +172,7 @@ class Course:
 
 def course_of(rank: RankTrace) -> Course:
     """The course of a rank's step; ranks that share their events share these."""
-    return recall("course", (rank.events, rank.rest), lambda: _course(rank))
+    return recall("course", (rank.events, rank.rest), lambda: _course(rank), weigh=_weight)
 
 
 def columns(course: Course, start: int, stop: int, most: int) -> list[tuple[int, int, int]]:
@@ -200,6 +203,10 @@ def align(ours: Course, theirs: Course) -> list[tuple[OpSpan, OpSpan]]:
         pairs += met
         before = pairs[-1]
     return pairs
+
+
+def _weight(course: Course) -> int:
+    return 1 + len(course.stretches.places) // STRETCHES_OF_A_WEIGHT
 
 
 def _course(rank: RankTrace) -> Course:

@@ -30,6 +30,12 @@ SHORT_BAR = 24.0
 """Below this length in points, outlines and separators would be most of a bar, so they are thin."""
 OUTLINE_DASH, REFERENCE_DASH = (10.0, 4.0), (2.0, 3.5)
 KEY = "Solid, to the thick mark: held at rest. Hatched, to the end of the outline: only within the step."
+KEY_GIVEN_BACK = (
+    "Solid: held at rest and at the peak. Hatched, to the end of the outline: only within the step. "
+    "White, to the thick mark: held at rest, given back before the peak."
+)
+STRIP = 0.42
+"""How much of a bar's height is taken by what is given back before the peak: a white strip along its upper edge."""
 
 
 def paper_of(scene: Scene) -> Paper:
@@ -108,7 +114,7 @@ class _Sheet:
             paper.text(x + 32, y, words)
             x += advance + 18
         y += LINE * 0.15
-        for line in paper.wrapped(KEY, WIDTH - 2 * MARGIN):
+        for line in paper.wrapped(KEY_GIVEN_BACK if scene.gives_back else KEY, WIDTH - 2 * MARGIN):
             y += LINE
             paper.text(MARGIN, y, line, color=MUTED)
         return y + LINE * 0.3
@@ -136,7 +142,7 @@ class _Sheet:
     def _bars(self) -> None:
         """Segments, what of them is padding, outlines, and the words over all of it."""
         scene = self.scene
-        for segment in scene.segments:
+        for segment in sorted(scene.segments, key=lambda segment: segment.is_given_back):  # a strip lies over its bar
             self._segment(segment)
         for padding in scene.paddings:
             row, x = scene.rows[padding.row], self.x(padding.start)
@@ -162,7 +168,7 @@ class _Sheet:
         )  # fmt: skip
         thickness = 4 if end - self.left > SHORT_BAR else 1.2
         self.paper.line(((end, y), (end, y + self.bar)), INK, thickness)
-        if predicted:
+        if self.scene.rows[max(0, row.index - 1)].ranks != row.ranks or not row.index:
             self.paper.text(MARGIN, middle, row.rank_label, is_bold=True)
         self.paper.text(self.source_edge, middle, row.source_label)
         for edge, figure in zip((self.rest_edge, self.peak_edge), _figures(self.scene, row), strict=True):
@@ -172,24 +178,50 @@ class _Sheet:
         paint, row = PAINT[segment.category], self.scene.rows[segment.row]
         x, stop = self.x(segment.start), self.x(segment.start + segment.nbytes)
         label = label_of(segment.category, self.scene.spec)
+        line, color, edge, hatch = 0.8 if stop - x > 4 else 0.0, paint.color, INK, None
+        if segment.is_given_back:
+            line, color, edge = 2.2, PAPER, paint.color
+        elif segment.moment is Moment.PEAK:
+            hatch = paint.hatch
+        y, height = self._lane(segment)
         self.paper.rectangle(
-            x, self.y(row) + INSET, stop - x, self.bar - 2 * INSET, paint.color,
-            paint.hatch if segment.moment is Moment.PEAK else None, line=0.8 if stop - x > 4 else 0,
-            tip=_tip(row, label, segment.moment, segment.nbytes),
+            x, y, stop - x, height, color, hatch, line=line, edge=edge,
+            tip=_tip(row, label, segment.moment, segment.nbytes, is_given_back=segment.is_given_back),
             data=_data(segment.id, row, segment.category.value, segment.moment, segment.nbytes),
         )  # fmt: skip
 
+    def _lane(self, segment: Segment) -> tuple[float, float]:
+        """Upper edge and height of a segment: the bar's, or a strip of it."""
+        height = self.bar - 2 * INSET
+        return self.y(self.scene.rows[segment.row]) + INSET, height * STRIP if segment.is_given_back else height
+
+    def _room(self, segment: Segment) -> tuple[float, float, float, float]:
+        """Left, right, upper edge and height of what neither a strip nor the mark at rest covers."""
+        y, height = self._lane(segment)
+        start, stop = segment.start, segment.start + segment.nbytes
+        is_covered = not segment.is_given_back and any(
+            other.is_given_back and other.row == segment.row and other.start < stop
+            and start < other.start + other.nbytes
+            for other in self.scene.segments
+        )  # fmt: skip
+        if is_covered:
+            y, height = y + height * STRIP, height * (1 - STRIP)
+            mark = self.scene.rows[segment.row].rest_nbytes
+            if start < mark < stop:
+                start, stop = (start, mark) if mark - start > stop - mark else (mark, stop)
+        return self.x(start), self.x(stop), y, height
+
     def _label(self, segment: Segment) -> None:
         """What fits of its name and its bytes, in the middle of the segment."""
-        paint, row = PAINT[segment.category], self.scene.rows[segment.row]
-        x, stop = self.x(segment.start), self.x(segment.start + segment.nbytes)
+        paint = PAINT[segment.category]
+        x, stop, y, height = self._room(segment)
         is_hatched = segment.moment is Moment.PEAK
         lines = _label_lines(
-            short_of(segment.category, self.scene.spec), self.scene.amount(segment.nbytes), stop - x - 6, self.bar
+            short_of(segment.category, self.scene.spec), self.scene.amount(segment.nbytes), stop - x - 6, height
         )
-        ink = PAPER if paint.color == BLUE and not is_hatched else INK
+        ink = PAPER if paint.color == BLUE and not is_hatched and not segment.is_given_back else INK
         for number, line in enumerate(lines):
-            middle = self.y(row) + self.bar / 2 + LINE * 0.9 * (number - (len(lines) - 1) / 2)
+            middle = y + height / 2 + LINE * 0.9 * (number - (len(lines) - 1) / 2)
             self.paper.text((x + stop) / 2, middle, line, anchor="middle", color=ink, is_backed=is_hatched)
 
 
@@ -205,8 +237,9 @@ def _data(ident: str, row: Row, name: str, moment: Moment, nbytes: int) -> dict[
     }
 
 
-def _tip(row: Row, label: str, moment: Moment, nbytes: int) -> str:
+def _tip(row: Row, label: str, moment: Moment, nbytes: int, *, is_given_back: bool = False) -> str:
     when = "at rest" if moment is Moment.REST else "added at the peak"
+    when += ", given back before the peak" if is_given_back else ""
     return f"{row.rank_label}, {row.source_label}: {label} {when}, {nbytes:,} B"
 
 
@@ -232,9 +265,11 @@ def signed(difference: int) -> str:
     return f"{'+' if difference > 0 else ''}{format_nbytes(difference)}"
 
 
-def _label_lines(name: str, value: str, room: float, bar: float) -> tuple[str, ...]:
+def _label_lines(name: str, value: str, room: float, height: float) -> tuple[str, ...]:
     """What fits into a segment: name over value, name and value, one of them, or nothing."""
-    if bar >= 2.2 * LINE:
+    if height < 0.9 * FONT_POINTS:
+        return ()
+    if height + 2 * INSET >= 2.2 * LINE:
         if max(text_width(name), text_width(value)) <= room:
             return name, value
     elif text_width(f"{name} {value}") <= room:

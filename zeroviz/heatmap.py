@@ -59,8 +59,10 @@ class Cell:
 
     @property
     def words(self) -> str:
-        """What is spare or missing, in GB: `+61.3`, `-4.21`, `-12k`, always with its sign."""
+        """What is spare or missing, in GB: `+61.3`, `-4.2`, `-12k`, `-6e9`, always with its sign."""
         value = self.spare_nbytes / 10**9
+        if abs(value) >= 9_999_500:
+            return f"{value:+.0e}".replace("e+0", "e+").replace("e+", "e")
         if abs(value) >= 9999.5:
             return f"{value / 1000:+,.0f}k"
         if abs(value) >= 99.95:

@@ -16,7 +16,8 @@ class Ledger:
         self._open: list[Change] = []  # changes at the present place that are no part yet
         self._live: dict[Hashable, tuple[int, Category]] = {}
         self._where: Where = ("", "", "")
-        self._shared: dict[tuple[Change, ...], Changes] = {}  # equal ops' stretches are one, and so are their sums
+        self._shared: dict[tuple[Change, ...], Changes] = {}
+        self._pairs: dict[tuple[Where, int], tuple[Where, Changes]] = {}
 
     @property
     def events(self) -> Events:
@@ -43,7 +44,7 @@ class Ledger:
     def replay(self, changes: Iterable[Change]) -> None:
         """Book changes that were worked out elsewhere and need no keys. `Changes` are shared."""
         self._close()
-        self._parts.append((self._where, changes if isinstance(changes, Changes) else self._share(changes)))
+        self._add(changes if isinstance(changes, Changes) else self._share(changes))
 
     def holds(self, key: Hashable) -> bool:
         return key in self._live
@@ -63,10 +64,20 @@ class Ledger:
 
     def _close(self) -> None:
         if self._open:
-            self._parts.append((self._where, self._share(self._open)))
+            self._add(self._share(self._open))
             self._open.clear()
 
+    def _add(self, changes: Changes) -> None:
+        """A part. Equal ones are one object: a long step has tens of thousands, and all that is kept costs the garbage
+        collector time."""
+        key = self._where, id(changes)
+        part = self._pairs.get(key)
+        if part is None:
+            part = self._pairs[key] = self._where, changes
+        self._parts.append(part)
+
     def _share(self, changes: Iterable[Change]) -> Changes:
+        """Equal stretches are one, and so are their sums."""
         key = tuple(changes)
         found = self._shared.get(key)
         if found is None:

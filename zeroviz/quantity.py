@@ -12,37 +12,35 @@ from zeroviz.errors import SpecError
 GB = 10**9
 GIB = 2**30
 
-_DECIMAL_UNITS = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
-_BINARY_UNITS = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+DECIMAL_UNITS = tuple((f"{letter}B", 1000**power) for power, letter in enumerate("kMGTPEZYRQ", 1))[::-1]
+"""(name, bytes), the largest first: an absurd request stays readable, and nothing has five digits before its point."""
+BINARY_UNITS = tuple((f"{letter}iB", 1024**power) for power, letter in enumerate("KMGTPEZYRQ", 1))[::-1]
 _SUFFIXES = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 
 
 def format_nbytes(nbytes: int) -> str:
     """A decimal-unit text for a person, e.g. `38.5 GB`, `14.2 MB`, `512 B`; four significant digits."""
-    for unit, scale in _DECIMAL_UNITS:
+    for unit, scale in DECIMAL_UNITS:
         if abs(nbytes) >= scale:
-            return (
-                f"{Decimal(nbytes) / scale:.4g} {unit}"
-                if abs(nbytes) < 1000 * scale
-                else (f"{nbytes / scale:,.0f} {unit}")
-            )
+            return f"{Decimal(nbytes) / scale:.4g} {unit}"
     return f"{nbytes} B"
 
 
 def format_decimal_nbytes(nbytes: int) -> str:
     """Decimal unit with two decimals, `38.50 GB`, to stand in a column."""
-    return _in_column(nbytes, (("PB", 10**15), *_DECIMAL_UNITS))
+    return _in_column(nbytes, DECIMAL_UNITS)
 
 
 def format_binary_nbytes(nbytes: int) -> str:
     """Binary unit with two decimals, `35.86 GiB`, to stand in a column: what drivers and allocators print."""
-    return _in_column(nbytes, (("PiB", 2**50), *_BINARY_UNITS))
+    return _in_column(nbytes, BINARY_UNITS)
 
 
 def _in_column(nbytes: int, units: tuple[tuple[str, int], ...]) -> str:
     for unit, scale in units:
         if abs(nbytes) >= scale:
-            return f"{nbytes / scale:,.2f} {unit}"
+            value = nbytes / scale
+            return f"{value:,.2f} {unit}" if abs(value) < 9999.995 else f"{value:.2e} {unit}"
     return f"{nbytes} B"
 
 

@@ -16,6 +16,8 @@ from zeroviz.causes import is_unexplained
 from zeroviz.compare import Comparison, Figure, LinkRow, MemoryRow, Moment, OpRow, WireRow, link_rows, where_text
 from zeroviz.trace import Trace
 
+ONE_MEMORY = "host and device are one memory here"
+
 
 class Held(Enum):
     """What a residual table is of."""
@@ -40,6 +42,11 @@ class Residual:
     total: MemoryRow
     unexplained_nbytes: int
     step_counter_nbytes: int = 0
+
+    @property
+    def joins_host(self) -> bool:
+        """Whether what is offloaded stands among what the device holds: "as here", where the device is the CPU."""
+        return self.held is Held.HERE and any(row.category and row.category.on_host for row in self.rows)
 
     @property
     def causes(self) -> tuple[tuple[str, tuple[MemoryRow, ...]], ...]:

@@ -1,8 +1,9 @@
 """Trace -> Scene: every mark of the picture in bytes, with an id, and every word on it. Pure: a picture as data.
 
-A row is one rank seen by one source. From 0 to `rest_nbytes` it stacks what the rank holds at rest, by category;
-from there to `peak_nbytes` what the peak adds, by category; the outline runs from 0 to the peak. Nothing here knows of
-points, fonts or colours.
+A row is one rank seen by one source. From 0 it stacks what the rank holds at rest and at the peak, by category; from
+there to `peak_nbytes` what the peak adds, by category; the outline runs from 0 to the peak. What a rank holds at rest
+and gives back before the peak (FSDP2 drops its gradients as a step begins) lies beside what the peak adds, up to
+`rest_nbytes`. Nothing here knows of points, fonts or colours.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ SOURCE_LABEL = {
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A stretch of a bar: `nbytes` of `category` from `start`. PEAK segments hold what the peak adds to rest."""
+    """A stretch of a bar: `nbytes` of `category` from `start`. PEAK segments hold what the peak adds to rest.
+
+    is_given_back: of a REST segment, whether it is held no longer at the peak; it is in no sum that ends there.
+    """
 
     id: str
     row: int
@@ -46,11 +50,13 @@ class Segment:
     category: Category
     start: int
     nbytes: int
+    is_given_back: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """How much of a row's bytes at rest is padding. A trace has one sum for it, laid at the end of what is held."""
+    """How much of a row's bytes at rest is padding. A trace has one sum for it, laid at the end of what is held at rest
+    and at the peak."""
 
     id: str
     row: int
@@ -116,6 +122,11 @@ class Scene:
     reference: Reference | None
     notes: tuple[str, ...]
 
+    @property
+    def gives_back(self) -> bool:
+        """Whether the picture shows anything that is held at rest and not at the peak."""
+        return any(s.is_given_back and s.nbytes >= MIN_SHARE_IN_LEGEND * self.axis_max for s in self.segments)
+
     def amount(self, nbytes: int) -> str:
         """Bytes in the picture's one unit, the axis's, so that figures of one picture compare digit by digit."""
         return amount(nbytes, self.unit)
@@ -153,7 +164,8 @@ def build_scene(
             rows.append(row)
             segments += _segments(row, seen)
             if seen.padding_nbytes:
-                start = seen.rest_nbytes - seen.padding_nbytes
+                stays = sum(s.nbytes for s in segments if _is_solid(s, row))
+                start = max(0, stays - seen.padding_nbytes)
                 paddings.append(Padding(f"{row.id}-padding", row.index, start, seen.padding_nbytes))
     axis_max = max(reference.nbytes if reference else 0, *(row.peak_nbytes for row in rows))
     unit, scale = axis_unit(axis_max)
@@ -217,23 +229,30 @@ def _row(index: int, ranks: tuple[int, ...], origin: Origin, seen: RankTrace, ou
 
 
 def _segments(row: Row, seen: RankTrace) -> list[Segment]:
-    """At rest from 0 up, then what the peak adds.
-
-    Our own implementation holds at the peak all that it holds at rest. Where something is given back before the peak,
-    the additions end at the peak all the same, and so begin below the end of the bar at rest.
-    """
+    """What is held at rest and at the peak from 0 up; then, from the same place on, what is held at rest alone and what
+    the peak adds. Our own implementation holds at the peak all that it holds at rest."""
     rest, peak = seen.at_rest, seen.peak().by_category
-    added = {c: peak.get(c, 0) - rest.get(c, 0) for c in CATEGORY_ORDER if peak.get(c, 0) > rest.get(c, 0)}
-    start_added = row.peak_nbytes - sum(added.values())
-    return [*_stack(row, Moment.REST, rest, 0), *_stack(row, Moment.PEAK, added, start_added)]
+    both = {c: min(nbytes, peak.get(c, 0)) for c, nbytes in rest.items()}
+    given_back = {c: nbytes - both[c] for c, nbytes in rest.items()}
+    added = {c: nbytes - both.get(c, 0) for c, nbytes in peak.items()}
+    start = sum(both.values())
+    return [
+        *_stack(row, "rest", both, 0),
+        *_stack(row, "given-back", given_back, start),
+        *_stack(row, "peak", added, start),
+    ]
 
 
-def _stack(row: Row, moment: Moment, held: Mapping[Category, int], start: int) -> Iterable[Segment]:
-    word = "rest" if moment is Moment.REST else "peak"
-    for category, nbytes in held.items():
-        ident = f"{row.id}-{word}-{category.value}"
-        yield Segment(ident, row.index, row.ranks, row.origin, moment, category, start, nbytes)
+def _stack(row: Row, word: str, held: Mapping[Category, int], start: int) -> Iterable[Segment]:
+    moment = Moment.PEAK if word == "peak" else Moment.REST
+    for category in (category for category in CATEGORY_ORDER if held.get(category)):
+        ident, nbytes = f"{row.id}-{word}-{category.value}", held[category]
+        yield Segment(ident, row.index, row.ranks, row.origin, moment, category, start, nbytes, word == "given-back")
         start += nbytes
+
+
+def _is_solid(segment: Segment, row: Row) -> bool:
+    return segment.row == row.index and segment.moment is Moment.REST and not segment.is_given_back
 
 
 def _legend(segments: list[Segment], paddings: list[Padding], axis_max: int) -> tuple[LegendEntry, ...]:

@@ -24,7 +24,7 @@ from zeroviz.tables_host import host_table, link_table
 from zeroviz.tables_options import batch_text, option_entries, scales_nbytes, unit_entries
 from zeroviz.tables_step import step_table
 from zeroviz.trace import Category, RankTrace, Trace
-from zeroviz.wording import counters_text, overlap_options, recipe_sum, strategy_label
+from zeroviz.wording import counters_text, overlap_options, parameters_text, recipe_sum, strategy_label
 
 MAX_UNIT_LINES = 12
 _HEADER_LABEL_WIDTH = 10
@@ -76,9 +76,10 @@ def header(trace: Trace) -> list[str]:
     """Origin, strategy, model, recipe and units."""
     spec = trace.spec
     model = spec.model
-    sizes = "" if model.family is Family.BARE else f" ({model.num_params:,} parameters)"
+    sizes = "" if model.family is Family.BARE else f" ({parameters_text(model)})"
     ranks = f"{spec.ranks:,} rank" + ("s" if spec.ranks > 1 else "")
-    lines = [f"{trace.origin.value.upper()}: {strategy_label(spec)} on {ranks}, {model.name}{sizes}", ""]
+    title = f"{trace.origin.value.upper()}: {strategy_label(spec)} on {ranks}, {model.name}{sizes}"
+    lines = [*wrap(title, WIDTH, subsequent_indent="  "), ""]
     lines += entry("strategy", _HELD[spec.strategy], _HEADER_LABEL_WIDTH)
     lines += entry("recipe", f"{spec.precision.value}: {recipe_sum(spec, 'bytes/param')}", _HEADER_LABEL_WIDTH)
     if options := ", ".join(overlap_options(spec)):

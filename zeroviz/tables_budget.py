@@ -12,7 +12,7 @@ from zeroviz.budget import MAX_COUNT, MAX_RANKS, Answer, Row
 from zeroviz.capacities import RESERVE_COVERS, Capacity
 from zeroviz.columns import WIDTH, entry
 from zeroviz.models import Family
-from zeroviz.quantity import format_binary_nbytes, format_decimal_nbytes
+from zeroviz.quantity import DECIMAL_UNITS, format_binary_nbytes, format_decimal_nbytes
 from zeroviz.spec import RunSpec
 from zeroviz.wording import step_options
 
@@ -27,7 +27,6 @@ BARE_NOTE = (
     "and the model is one unit, whose whole buffers and temporaries are counted. Name a model for smaller ones."
 )
 
-_UNITS = (("EB", 10**18), ("PB", 10**15), ("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
 _LABEL_WIDTH, _VALUE_WIDTH, _CELL_WIDTH, _HEADER_WIDTH = 15, 11, 9, 10
 _CELLS = ("at rest", "gathered", "grads", "activ.", "temp.", "spare")
 
@@ -187,7 +186,7 @@ def _line(row: Row, answer: Answer) -> str:
 
 def _figure(nbytes: int) -> str:
     """Three digits and a decimal unit: `83.7 GB`, `-1.3 TB`, `512 B`, `0`. A report has whole bytes."""
-    for unit, scale in _UNITS:
+    for unit, scale in DECIMAL_UNITS:
         if abs(nbytes) >= scale:
             value = Decimal(nbytes) / scale
             places = max(0, 2 - value.adjusted())

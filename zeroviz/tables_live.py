@@ -9,7 +9,7 @@ from textwrap import wrap
 from zeroviz.columns import WIDTH, columns, entry
 from zeroviz.compare import AllocatorRow, Comparison, MemoryRow, WireRow, compare, outside_words, place_text
 from zeroviz.quantity import format_decimal_nbytes
-from zeroviz.residuals import Held, Residual, op_notes, residuals
+from zeroviz.residuals import ONE_MEMORY, Held, Residual, op_notes, residuals
 from zeroviz.tables import header, rank_groups, rank_label
 from zeroviz.tables_device import device_section
 from zeroviz.tables_host import link_table
@@ -77,6 +77,8 @@ def _residual(every: str, residual: Residual, ours: RankTrace, theirs: RankTrace
     table.append(_pair("total", residual.total.predicted, residual.total.measured))
     table.append(["  unexplained", "", "", f"{residual.unexplained_nbytes:,}", ""])
     lines = columns(table)
+    if residual.joins_host:
+        lines += entry("  host", ONE_MEMORY)
     for cause, rows in residual.causes:
         lines += entry("  why", f"{', '.join(map(_label, rows))}: {cause}")
     if residual.held is Held.NCCL:
@@ -126,7 +128,8 @@ def _allocator(comparison: Comparison, measured: Trace) -> list[str]:
     """The allocator's figures beside the measured categories: two meters of one process, never mixed."""
     alike: dict[tuple[object, ...], list[AllocatorRow]] = {}
     for row in comparison.allocator:
-        figures = (replace(row, rank=0), measured.ranks[row.rank].step_counter_nbytes)
+        rank = measured.ranks[row.rank]
+        figures = (replace(row, rank=0), rank.rest_nbytes, rank.step_counter_nbytes)
         alike.setdefault(figures, []).append(row)
     lines: list[str] = []
     for rows in alike.values():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zeroviz.models import Family
+from zeroviz.models import Family, ModelShape
 from zeroviz.partition import plan_for
 from zeroviz.spec import DType, Implementation, Offload, Optimizer, RunSpec, Zero1Form
 
@@ -36,10 +36,15 @@ def recipe_sum(spec: RunSpec, per: str) -> str:
     return f"{' + '.join(parts)} = {dtypes.bytes_per_param} {per}{scales}"
 
 
+def parameters_text(model: ModelShape) -> str:
+    """`133,106 parameters`, `1 parameter`."""
+    return f"{model.num_params:,} parameter{'s' * (model.num_params != 1)}"
+
+
 def what_text(spec: RunSpec) -> str:
     """Model, units, batch and options: `tiny, 133,106 parameters in 4 units (block); 1 x 32 tokens on each rank`."""
     units = len(plan_for(spec).units)
-    what = f"{spec.model.name}, {spec.model.num_params:,} parameters in {units} {'unit' if units == 1 else 'units'}"
+    what = f"{spec.model.name}, {parameters_text(spec.model)} in {units} {'unit' if units == 1 else 'units'}"
     batch = "" if spec.model.family is Family.BARE else f"; {spec.batch} x {spec.seq} tokens on each rank"
     return "; ".join([f"{what} ({spec.unit}){batch}", *step_options(spec)])
 

@@ -60,3 +60,17 @@ def test_small_and_negative_bytes() -> None:
 
 def test_columns_know_a_larger_unit() -> None:
     assert (format_decimal_nbytes(16 * 10**15), format_binary_nbytes(2**50)) == ("16.00 PB", "1.00 PiB")
+
+
+@pytest.mark.parametrize("power", range(1, 11))
+def test_each_unit_takes_over_where_the_one_before_would_have_four_digits(power: int) -> None:
+    unit = "kMGTPEZYRQ"[power - 1]
+    assert format_decimal_nbytes(1000**power) == f"1.00 {unit}B" and format_nbytes(1000**power) == f"1 {unit}B"
+    assert format_binary_nbytes(1024**power) == f"1.00 {unit.upper()}iB"
+    # A byte less belongs to the unit before, which has at most 1,023 of its own.
+    assert not format_binary_nbytes(1024**power - 1).endswith(f"{unit.upper()}iB")
+
+
+def test_beyond_the_last_unit_there_is_an_exponent() -> None:
+    # A peak of 2**40 sequences of 2**40 tokens in a 70B model, of a million ranks, is some 1e37 bytes.
+    assert (format_decimal_nbytes(10**37), format_nbytes(10**37)) == ("1.00e+07 QB", "1.000e+7 QB")

@@ -128,3 +128,37 @@ def test_the_live_report_has_both_peaks_unexplained_lines_and_what_is_outside() 
     assert [line[1] for line in lines] == ["0", "0", "36", "36", "0", "0", "0", "0"]
     assert "TEMPORARY: unexplained" in text and "NOT AS PREDICTED" in text
     assert "Outside torch's allocator" in text
+
+
+def test_the_allocators_table_folds_ranks_that_rest_alike_and_no_others() -> None:
+    """Rank 1 rests lower and grows by the same: both figures at rest are its own, so it has a table of its own."""
+    predicted = predict(spec_of(ranks=3))
+    run = as_run(predicted)
+    less = 40
+
+    def lower(rank: RankTrace) -> RankTrace:
+        assert rank.allocator is not None
+        reading = replace(
+            rank.allocator,
+            rest_nbytes=rank.allocator.rest_nbytes - less,
+            peak_nbytes=rank.allocator.peak_nbytes - less,
+        )
+        held = rank.rest[Category.OPTIMIZER_STATE] - less
+        return replace(rank, rest={**rank.rest, Category.OPTIMIZER_STATE: held}, allocator=reading)
+
+    ranks = tuple(lower(rank) if rank.rank == 1 else rank for rank in run.ranks)
+    text = render_live(predicted, replace(run, ranks=ranks))
+    tables = {part.splitlines()[0].split("  ")[0]: part for part in text.split("ALLOCATOR, ")[1:]}
+    assert list(tables) == ["ranks 0, 2", "rank 1"]
+    for label, rank in (("ranks 0, 2", run.ranks[0]), ("rank 1", ranks[1])):
+        assert f"{sum(rank.rest.values()):,}" in tables[label].splitlines()[1]
+    assert "ALLOCATOR, each rank" in render_live(predicted, run)
+
+
+@pytest.mark.parametrize("offload", Offload)
+def test_as_here_says_that_host_and_device_are_one_memory_where_anything_is_offloaded(offload: Offload) -> None:
+    predicted = predict(spec_of(ranks=2, offload=offload))
+    run = as_run(predicted)
+    said = [held for held, table in tables(predicted, run).items() if table.joins_host]
+    assert said == ([] if offload is Offload.NONE else [Held.HERE])
+    assert render_live(predicted, run).count("host and device are one memory here") == len(said)

@@ -161,3 +161,20 @@ def test_columns_of_any_figures_fit_the_terminal(digits: int) -> None:
     assert max(map(len, lines)) <= WIDTH
     assert lines[1].split()[:4] == ["total", figure, figure, "0"]
     assert lines[1].endswith("GB") is (digits <= 15)
+
+
+def test_a_table_too_wide_leaves_out_the_binary_unit_first_wherever_it_stands() -> None:
+    """24 for the label, then digits + 1, 11, 12 and 10 in columns one space apart: at rest 22 digits fit with binary
+    units, 34 with B/param, 44 without; at the peak, without B/param, 32 and 44."""
+    heads = (
+        ["AT REST, each rank", "bytes", "decimal", "binary", "B/param"],
+        ["AT THE PEAK", "bytes", "decimal", "binary"],
+    )
+    for digits in range(10, 45):
+        cells = ["9" * digits, "1234.56 PB", "1234.56 PiB", "16000.000"]
+        rest, peak = (columns([head, ["  total", *cells[: len(head) - 1]]]) for head in heads)
+        for lines in (rest, peak):
+            assert max(map(len, lines)) <= WIDTH and cells[0] in lines[1] and "1234.56 PB" in lines[1]
+            assert ("binary" in lines[0]) is ("PiB" in lines[1])
+        shown = "binary" in rest[0], "B/param" in rest[0], "binary" in peak[0]
+        assert shown == (digits <= 22, digits <= 34, digits <= 32)

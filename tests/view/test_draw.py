@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
+from tests.view.test_scene import drops_gradients
+from zeroviz.compare import Moment
 from zeroviz.draw import draw, save_figure, signed, svg_text
 from zeroviz.errors import ZerovizError
 from zeroviz.models import PRESETS
@@ -38,6 +40,7 @@ SCENES = {
     "sixteen measured": scene_of(ran=True, ranks=16, strategy=Strategy.ZERO2),
     "sixty-four": scene_of(ranks=64, precision=Precision.BF16_FP32GRAD),
     "large": scene_of(model=PRESETS["llama3-70b"], ranks=16, unit=UnitPolicy.parse("layer"), strategy=Strategy.ZERO1),
+    "given back": build_scene(drops_gradients(predict(RunSpec(model=PRESETS["tiny"], ranks=8)))),
     "few units": scene_of(model=PRESETS["llama3-70b"], ranks=64, unit=UnitPolicy.parse("numel:2e9")),
 }
 
@@ -179,3 +182,30 @@ svg_text(build_scene(predict(RunSpec(model=PRESETS["tiny"]))))
 sys.exit(any(name in sys.modules for name in ("matplotlib.pyplot", "torch", "ipyparallel")))
 """
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0
+
+
+def test_what_is_given_back_before_the_peak_is_a_white_strip_with_words_of_its_own() -> None:
+    trace = drops_gradients(predict(RunSpec(model=PRESETS["tiny"], ranks=2)))
+    scene = build_scene(replace(trace, origin=Origin.REHEARSED))
+    root = ElementTree.fromstring(svg_text(scene))
+    marks = {path.get("data-mark"): path for path in root.iter(f"{SVG}path") if path.get("data-mark")}
+    strips = [segment for segment in scene.segments if segment.is_given_back]
+    assert len(strips) == 2
+    for strip in strips:
+        assert marks[strip.id].get("fill") == PAPER and marks[strip.id].get("stroke") == PAINT[strip.category].color
+        assert "given back before the peak" in "".join(marks[strip.id].itertext())
+    words = " ".join("".join(element.itertext()) for element in root.iter(f"{SVG}text"))
+    assert "given back before the peak" in words and "Solid, to the thick mark" not in words
+    # A strip lies over the bar: later in the file than every hatched segment.
+    order = list(marks)
+    hatched = [order.index(segment.id) for segment in scene.segments if segment.moment is Moment.PEAK]
+    assert min(order.index(strip.id) for strip in strips) > max(hatched)
+
+
+@pytest.mark.parametrize("origin", Origin)
+@pytest.mark.parametrize("ranks", [1, 3, 20])
+def test_every_row_of_ranks_is_named_once_whoever_saw_it(origin: Origin, ranks: int) -> None:
+    scene = build_scene(replace(predict(RunSpec(model=PRESETS["tiny"], ranks=ranks)), origin=origin))
+    texts = ["".join(e.itertext()) for e in ElementTree.fromstring(svg_text(scene)).iter(f"{SVG}text")]
+    for row in scene.rows:
+        assert texts.count(row.rank_label) == 1

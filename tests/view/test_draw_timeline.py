@@ -43,6 +43,7 @@ TIMELINES = {
     "offloaded": timeline_of(offload=Offload.OPTIMIZER, ran=True),
     "8b": timeline_of(model=PRESETS["llama3-8b"], ranks=8, precision=Precision.BF16_MIXED, seq=4096, ran=True),
     "70b": timeline_of(model=PRESETS["llama3-70b"], ranks=64, precision=Precision.BF16_MIXED, seq=2048),
+    "70b in micro-batches": timeline_of(model=PRESETS["llama3-70b"], ranks=16, accumulation=6),
     "long units": timeline_of(unit=UnitPolicy.parse("numel:50000")),
 }
 

@@ -334,6 +334,22 @@ def test_as_here_stands_beside_as_on_nccl_with_unexplained_as_a_line() -> None:
     assert "%" not in re.sub(r"<[^>]*>", "", html)
 
 
+@pytest.mark.parametrize("offload", Offload)
+def test_the_table_says_that_host_and_device_are_one_memory_where_anything_is_offloaded(offload: Offload) -> None:
+    predicted = predict(RunSpec(model=PRESETS["tiny"], ranks=2, offload=offload))
+    ranks = []
+    for rank in predicted.ranks:
+        rest = sum(rank.rest.values()) + rank.step_counter_nbytes
+        reading = AllocatorReading(rest, rank.machine_peak().total, "a test", num_events=len(rank.events))
+        ranks.append(replace(rank, allocator=reading))
+    environment = {"backend": "gloo", "devices": ["cpu", "cpu"]}
+    run = replace(predicted, origin=Origin.LIVE, ranks=tuple(ranks), environment=environment)
+    html = tables_html(build_scene(predicted, run), predicted, run)
+    assert html.count("host and device are one memory here") == (offload is not Offload.NONE)
+    # Without a run nothing was given out here.
+    assert "one memory" not in tables_html(build_scene(predicted), predicted, None)
+
+
 def test_names_are_text_and_never_markup() -> None:
     page = panel()
     page.state.choose(model=replace(PRESETS["tiny"], name="<img src=x onerror=alert(1)>"))

@@ -226,3 +226,44 @@ def test_two_specs_cannot_share_a_picture() -> None:
     spec = RunSpec(model=PRESETS["tiny"], ranks=2)
     with pytest.raises(TraceError, match="another spec"):
         build_scene(predict(spec), live(predict(replace(spec, batch=3))))
+
+
+def drops_gradients(trace: Trace) -> Trace:
+    """The steps of a trace as FSDP2 makes them: gradients are dropped as the step begins and come back at its end,
+    the first third of them before the peak."""
+    ranks = []
+    for rank in trace.ranks:
+        held = rank.rest[Category.SHARDED_GRAD]
+        peak = rank.peak()
+        at = next(i for i, event in enumerate(rank.events) if event[:3] == (peak.phase, peak.op, peak.unit))
+        drop = Event("forward", "zero grad", "", Category.SHARDED_GRAD, -held)
+        back = [drop._replace(phase="backward", op="reduce", delta_nbytes=n) for n in (held // 3, held - held // 3)]
+        events = (drop, *rank.events[:at], back[0], *rank.events[at:], back[1])
+        ranks.append(replace(rank, events=events))
+    return replace(trace, ranks=tuple(ranks))
+
+
+@pytest.mark.parametrize("precision", Precision)
+def test_what_is_given_back_before_the_peak_is_no_part_of_it_and_ends_at_the_mark(precision: Precision) -> None:
+    trace = drops_gradients(predict(RunSpec(model=PRESETS["tiny"], ranks=3, precision=precision)))
+    scene = build_scene(trace)
+    assert scene.gives_back and not build_scene(predict(trace.spec)).gives_back
+    for rank, row in zip(trace.ranks, scene.rows, strict=True):
+        mine = [segment for segment in scene.segments if segment.row == row.index]
+        at_peak = [segment for segment in mine if not segment.is_given_back]
+        at_rest = [segment for segment in mine if segment.moment is Moment.REST]
+        for segments, sums in ((at_rest, rank.at_rest), (at_peak, rank.peak().by_category)):
+            held: dict[Category, int] = defaultdict(int)
+            position = 0  # each of the two is one unbroken bar
+            for segment in segments:
+                assert segment.start == position
+                position += segment.nbytes
+                held[segment.category] += segment.nbytes
+            assert held == sums and position == sum(sums.values())
+        grad = rank.rest[Category.SHARDED_GRAD]
+        (given_back,) = [segment for segment in mine if segment.is_given_back]
+        assert (given_back.category, given_back.nbytes) == (Category.SHARDED_GRAD, grad - grad // 3)
+        assert given_back.start + given_back.nbytes == row.rest_nbytes == rank.rest_nbytes
+        # What hatched segments begin at is where the solid ones end, so that padding lies among the solid ones.
+        solid = sum(segment.nbytes for segment in at_rest if not segment.is_given_back)
+        assert all(p.start + p.nbytes == solid for p in scene.paddings if p.row == row.index)

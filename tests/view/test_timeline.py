@@ -236,3 +236,12 @@ def test_what_cannot_be_drawn_is_refused_in_a_sentence() -> None:
         build_timeline(trace, live(predict(spec_of(batch=2))))
     with pytest.raises(TraceError, match="Rank 3 was asked for; the trace has ranks 0 to 2"):
         build_timeline(trace, rank=3)
+
+
+def test_predicted_ranks_share_a_timeline_and_nothing_is_spelt_out_for_it() -> None:
+    trace = predict(spec_of(ranks=7, accumulation=3))
+    assert distinct_ranks(trace) == (0,)
+    assert "spelt_out" not in vars(course_of(trace.ranks[0]).device)
+    odd = replace(trace.ranks[2], rest={**trace.ranks[2].rest, Category.BUCKET: 3})
+    ranks = (*trace.ranks[:2], odd, *trace.ranks[3:])
+    assert distinct_ranks(replace(trace, ranks=ranks)) == (0, 2)

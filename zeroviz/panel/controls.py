@@ -13,6 +13,7 @@ import ipywidgets as widgets  # type: ignore[import-untyped]
 from zeroviz.models import PRESETS, Family, ModelShape
 from zeroviz.spec import DType, Offload, Optimizer, Precision, Strategy, UnitKind, Zero1Form
 from zeroviz.state import Explorer
+from zeroviz.wording import parameters_text
 
 RANKS = (*range(1, 9), 16, 32, 64)
 """Up to 8 run on a laptop; the larger ones are for arithmetic."""
@@ -185,4 +186,4 @@ def _optimizer_words(optimizer: Optimizer) -> str:
 
 
 def _model_words(model: ModelShape) -> str:
-    return f"{model.name}, {model.num_params:,} parameters"
+    return f"{model.name}, {parameters_text(model)}"

@@ -17,7 +17,7 @@ from zeroviz.panel.cells import (
     swatch,
     table,
 )
-from zeroviz.residuals import Held, Residual, residuals
+from zeroviz.residuals import ONE_MEMORY, Held, Residual, residuals
 from zeroviz.trace import Trace
 
 _MOMENT = {Held.REST: "at rest", Held.HOST: "at rest", Held.NCCL: "peak", Held.HERE: "machine peak"}
@@ -31,6 +31,7 @@ def memory_table(comparison: Comparison, groups: Sequence[Ranks], trace: Trace, 
     """
     body: list[str] = []
     shown = [Held.REST, Held.NCCL]
+    joins_host = False
     for ranks in groups:
         found = {r.held: r for r in residuals(comparison, ranks[0], trace.ranks[ranks[0]].step_counter_nbytes)}
         if ran and Held.HERE in found:
@@ -39,7 +40,12 @@ def memory_table(comparison: Comparison, groups: Sequence[Ranks], trace: Trace, 
         first = f'<th scope="rowgroup" rowspan="{len(lines)}">{rank_words(ranks)}</th>'
         for number, (kind, cells) in enumerate(lines):
             body.append(f'<tr class="zeroviz-{kind}">{"" if number else first}{cells}</tr>')
+        joins_host = joins_host or any(residual.joins_host for residual in found.values())
     span = 3 if ran else 1
+    if joins_host:
+        words = f"{_HEAD[Held.HERE]}: {ONE_MEMORY}"
+        num_cells = 2 + span * len(shown) + 1
+        body.append(f'<tr class="zeroviz-joined"><td class="zeroviz-words" colspan="{num_cells}">{words}</td></tr>')
     heads = "".join(f'<th colspan="{span}">{_HEAD[held]}</th>' for held in shown)
     head = (
         f'<tr><th rowspan="2">rank</th><th rowspan="2">category</th>{heads}{cause_head(ran, rowspan=2)}</tr>'
