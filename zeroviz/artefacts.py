@@ -14,9 +14,10 @@ clone. An all-reduce works in place. gloo's ring buffers lie outside torch's all
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
+from functools import lru_cache
 
 from zeroviz.collectives import CollectiveOp
-from zeroviz.events import Change
+from zeroviz.events import Change, Changes
 from zeroviz.ledger import Ledger
 from zeroviz.precision import DType, Optimizer
 from zeroviz.tape import NUMBER_NBYTES
@@ -52,10 +53,11 @@ def ring_scratch_nbytes(op: CollectiveOp, nbytes: int, num_ranks: int) -> int:
     return min(-(-nbytes // num_ranks), RING_SCRATCH_NBYTES) if reduces and num_ranks > 1 else 0
 
 
-def number(itemsize: int) -> tuple[Change, ...]:
+@lru_cache
+def number(itemsize: int) -> Changes:
     """A Python number beside a tensor of `itemsize`, taken and given back. See [Note: numbers]."""
     taken = ((Category.KERNEL_SCRATCH, NUMBER_NBYTES), (Category.KERNEL_SCRATCH, itemsize))
-    return (*taken, *((category, -nbytes) for category, nbytes in reversed(taken)))
+    return Changes((*taken, *((category, -nbytes) for category, nbytes in reversed(taken))))
 
 
 def update(optimizer: Optimizer, numels: Sequence[int], moments: DType, temporary: Category) -> Iterator[Change]:
@@ -89,3 +91,9 @@ def update(optimizer: Optimizer, numels: Sequence[int], moments: DType, temporar
             yield from beside_the_counter * len(rows)
         case Optimizer.SGD_MOMENTUM:
             yield from beside_a_tensor * len(rows)
+
+
+@lru_cache(maxsize=1024)
+def update_of(optimizer: Optimizer, numels: tuple[int, ...], moments: DType, temporary: Category) -> Changes:
+    """`update` as one stretch: units of a size share it."""
+    return Changes(update(optimizer, numels, moments, temporary))

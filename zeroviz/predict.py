@@ -78,12 +78,14 @@ def gradient_op(spec: RunSpec) -> CollectiveOp:
 class _Walk:
     """The state of one walk: the ledger, the collectives and the transfers so far.
 
-    summed: units whose gradient shard already holds an earlier micro-batch's.
+    numels: elements of each unit's whole buffer and of a shard. summed: units whose gradient shard already holds an
+    earlier micro-batch's.
     """
 
     def __init__(self, spec: RunSpec, plan: Plan) -> None:
         self.spec, self.plan = spec, plan
         self.sizes = Sizes.of(spec)
+        self.numels = [(buffer_numel(unit, spec), shard_numel(unit, spec)) for unit in plan.units]
         self.ledger = Ledger()
         self.collectives: list[Collective] = []
         self.transfers: list[Transfer] = []
@@ -118,7 +120,7 @@ class _Walk:
 
     def _visit_unit(self, op: Op, unit: Unit) -> None:
         spec, ledger, recipe = self.spec, self.ledger, self.spec.recipe
-        numel, shard = buffer_numel(unit, spec), shard_numel(unit, spec)
+        numel, shard = self.numels[unit.index]
         match op.kind:
             case OpKind.UNSHARD:
                 ledger.alloc(("param", unit.index), numel * recipe.param.itemsize, Category.UNSHARDED_PARAM)
@@ -195,8 +197,8 @@ class _Walk:
 
     def _update_temporaries(self, units: tuple[Unit, ...], category: Category) -> None:
         """AdamW's plain loop makes sqrt(v) and the denominator out of it; foreach makes sqrt(v) of all units."""
-        numels = [shard_numel(unit, self.spec) for unit in units]
-        self.ledger.replay(artefacts.update(self.spec.optimizer, numels, self.spec.recipe.moments, category))
+        numels = tuple(self.numels[unit.index][1] for unit in units)
+        self.ledger.replay(artefacts.update_of(self.spec.optimizer, numels, self.spec.recipe.moments, category))
 
     def _send(self, op: CollectiveOp, dtype: DType, numel: int, at: Op, unit: Unit) -> None:
         if self.spec.ranks > 1:
