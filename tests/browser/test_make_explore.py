@@ -37,5 +37,11 @@ def test_from_make_explore_to_measured_numbers(browser: Browser, made: Lab) -> N
     explorer.wait_run("done", "failed", timeout_s=COLD_RUN_S)
     assert explorer.run_state() == "done", explorer.error()
     wait_until(explorer, lambda: len(explorer.bars("live")) == 3)
-    wait_until(explorer, lambda: explorer.figures("measured") == expected(predicted))
+    cells = expected(predicted)
+
+    def measured_as_predicted() -> bool:
+        figures = explorer.figures("measured")  # and the machine's own peak, which the arithmetic has in another table
+        return {key: figures.get(key) for key in cells} == cells
+
+    wait_until(explorer, measured_as_predicted)
     page.close()
