@@ -80,8 +80,13 @@ def _crest(deltas: list[int]) -> Crest:
 class Events(Sequence[Event]):
     """The events of a step, kept as parts. See [Note: shared changes]. Equal to any sequence of the same events."""
 
-    def __init__(self, parts: Sequence[tuple[Where, Changes]]) -> None:
-        self.parts = parts
+    def __init__(self, wheres: Sequence[Where], stretches: Sequence[Changes]) -> None:
+        """wheres, stretches: of each part in turn. Two lists, for a tuple a part would cost more than the part."""
+        self.wheres, self.stretches = wheres, stretches
+
+    @property
+    def parts(self) -> Iterator[tuple[Where, Changes]]:
+        return zip(self.wheres, self.stretches, strict=True)
 
     @cached_property
     def spelt_out(self) -> tuple[Event, ...]:
@@ -94,7 +99,7 @@ class Events(Sequence[Event]):
         )
 
     def __len__(self) -> int:
-        return sum(len(changes) for _, changes in self.parts)
+        return sum(map(len, self.stretches))
 
     def __iter__(self) -> Iterator[Event]:
         return iter(self.spelt_out)
@@ -115,7 +120,7 @@ class Events(Sequence[Event]):
         return hash(self.spelt_out)
 
     def __repr__(self) -> str:
-        return f"Events of {len(self.parts)} parts"
+        return f"Events of {len(self.stretches)} parts"
 
     def first_top(self, start: int, *, here: bool) -> tuple[int, int, int]:
         """(sum, part, changes into the part) where the sum from `start` is first largest; part -1 is before all.
@@ -124,7 +129,7 @@ class Events(Sequence[Event]):
         """
         total = best = start
         at = (-1, 0)
-        for number, (_, changes) in enumerate(self.parts):
+        for number, changes in enumerate(self.stretches):
             crest = changes.here if here else changes.on_device
             if total + crest.top > best:
                 best, at = total + crest.top, (number, crest.num_changes)
@@ -134,25 +139,28 @@ class Events(Sequence[Event]):
     def held_at(self, rest: Mapping[Category, int], part: int, num_changes: int) -> tuple[Counter[Category], Where]:
         """What is held after so many changes of a part, and where that is; part -1 is before all."""
         live = Counter(rest)
-        for _, changes in self.parts[: max(part, 0)]:
+        before = self.stretches[: max(part, 0)]
+        counts = Counter(map(id, before))
+        for changes in {id(changes): changes for changes in before}.values():
             for category, nbytes in changes.net.items():
-                live[category] += nbytes
+                live[category] += counts[id(changes)] * nbytes
         if part < 0:
             return live, ("at rest", "", "")
-        where, changes = self.parts[part]
-        for category, nbytes in changes[:num_changes]:
+        for category, nbytes in self.stretches[part][:num_changes]:
             live[category] += nbytes
-        return live, where
+        return live, self.wheres[part]
 
 
 def as_events(events: Sequence[Event]) -> Events:
     """A plain sequence of events as parts, one for each op in turn."""
     if isinstance(events, Events):
         return events
-    parts: list[tuple[Where, list[Change]]] = []
+    wheres: list[Where] = []
+    stretches: list[list[Change]] = []
     for phase, op, unit, category, nbytes in events:
         where = (phase, op, unit)
-        if not parts or parts[-1][0] != where:
-            parts.append((where, []))
-        parts[-1][1].append((category, nbytes))
-    return Events(tuple((where, Changes(changes)) for where, changes in parts))
+        if not wheres or wheres[-1] != where:
+            wheres.append(where)
+            stretches.append([])
+        stretches[-1].append((category, nbytes))
+    return Events(wheres, [Changes(changes) for changes in stretches])

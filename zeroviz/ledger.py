@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
+from itertools import chain
 
 from zeroviz.category import Category
 from zeroviz.events import Change, Changes, Events, Where
@@ -12,22 +13,23 @@ class Ledger:
     """Turns alloc and free calls into events. A key is allocated once and freed once."""
 
     def __init__(self) -> None:
-        self._parts: list[tuple[Where, Changes]] = []
+        self._wheres: list[Where] = []
+        self._stretches: list[Changes] = []
         self._open: list[Change] = []  # changes at the present place that are no part yet
         self._live: dict[Hashable, tuple[int, Category]] = {}
         self._where: Where = ("", "", "")
         self._shared: dict[tuple[Change, ...], Changes] = {}
-        self._pairs: dict[tuple[Where, int], tuple[Where, Changes]] = {}
 
     @property
     def events(self) -> Events:
         """All that was booked so far."""
         self._close()
-        return Events(tuple(self._parts))
+        return Events(tuple(self._wheres), tuple(self._stretches))
 
     def at(self, phase: str, op: str, unit: str) -> None:
         """Say where in the step the next events happen."""
-        self._close()
+        if self._open:
+            self._close()
         self._where = (phase, op, unit)
 
     def alloc(self, key: Hashable, nbytes: int, category: Category) -> None:
@@ -43,8 +45,10 @@ class Ledger:
 
     def replay(self, changes: Iterable[Change]) -> None:
         """Book changes that were worked out elsewhere and need no keys. `Changes` are shared."""
-        self._close()
-        self._add(changes if isinstance(changes, Changes) else self._share(changes))
+        if self._open:
+            self._close()
+        self._wheres.append(self._where)
+        self._stretches.append(changes if isinstance(changes, Changes) else self._share(changes))
 
     def holds(self, key: Hashable) -> bool:
         return key in self._live
@@ -58,23 +62,16 @@ class Ledger:
     def take(self) -> Changes:
         """What was booked since the last call, as one stretch; the ledger then has no events."""
         self._close()
-        taken = Changes(change for _, changes in self._parts for change in changes)
-        self._parts.clear()
+        taken = Changes(chain.from_iterable(self._stretches))
+        self._wheres.clear()
+        self._stretches.clear()
         return taken
 
     def _close(self) -> None:
         if self._open:
-            self._add(self._share(self._open))
+            self._wheres.append(self._where)
+            self._stretches.append(self._share(self._open))
             self._open.clear()
-
-    def _add(self, changes: Changes) -> None:
-        """A part. Equal ones are one object: a long step has tens of thousands, and all that is kept costs the garbage
-        collector time."""
-        key = self._where, id(changes)
-        part = self._pairs.get(key)
-        if part is None:
-            part = self._pairs[key] = self._where, changes
-        self._parts.append(part)
 
     def _share(self, changes: Iterable[Change]) -> Changes:
         """Equal stretches are one, and so are their sums."""

@@ -5,6 +5,7 @@ The walk visits the ops that `cluster.own` executes, in the same order, and book
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 
@@ -23,6 +24,9 @@ from zeroviz.tape import Sizes
 from zeroviz.trace import Category, Collective, Origin, RankTrace, Trace
 
 NBYTES_PER_TOKEN_ID = 8  # torch indexes embeddings and targets with int64
+
+# Ops that neither allocate nor free.
+_WAITS = frozenset({OpKind.WAIT_UNSHARD, OpKind.WAIT_SYNC})
 
 BARE_NOTE = (
     "A bare parameter count says nothing of layers, so the peak counts parameters, gradients and optimizer only; "
@@ -90,60 +94,71 @@ class _Walk:
         self.collectives: list[Collective] = []
         self.transfers: list[Transfer] = []
         self.summed: set[int] = set()
+        self.shards_grad, self.moves_params = spec.strategy.shards_grad, spec.offload.moves_params
+        self.gradient_op, self.divisor = gradient_op(spec), artefacts.number(spec.recipe.grad.itemsize)
+        self.compute = {
+            OpKind.FORWARD: activations.forward,
+            OpKind.RECOMPUTE: activations.recompute,
+            OpKind.BACKWARD: activations.backward,
+        }
+        self.visits: dict[OpKind, Callable[[Op, Unit], None]] = {
+            OpKind.UNSHARD: self._unshard,
+            OpKind.RESHARD: self._reshard,
+            OpKind.PREPARE_GRAD: self._prepare_grad,
+            OpKind.REDUCE_GRAD: self._reduce_grad,
+            OpKind.WAIT_REDUCE: self._wait_reduce,
+            OpKind.SYNC_PARAM: self._sync_param,
+        }
 
     def visit(self, op: Op) -> None:
-        spec, ledger = self.spec, self.ledger
-        unit = None if op.unit is None else self.plan.units[op.unit]
-        segment = None if op.segment is None else self.plan.segments[op.segment]
-        ledger.at(op.phase.value, op.kind.value, unit.name if unit else "")
-        match op.kind:
-            case OpKind.LOAD_BATCH:
-                ledger.alloc("batch", input_nbytes(spec), Category.INPUT)
-            case OpKind.DROP_BATCH:
-                ledger.free("batch")
-            case OpKind.FORWARD:
-                assert segment is not None
-                activations.forward(ledger, self.sizes, segment)
-            case OpKind.RECOMPUTE:
-                assert segment is not None
-                activations.recompute(ledger, self.sizes, segment)
-            case OpKind.BACKWARD:
-                assert segment is not None
-                activations.backward(ledger, self.sizes, segment)
-            case OpKind.OPTIMIZER_STEP:
-                self._update(self.plan.units if unit is None else (unit,))
-            case OpKind.HOST_STEP:
-                self._update_on_host(op, self.plan.units if unit is None else (unit,))
-            case _:
-                assert unit is not None
-                self._visit_unit(op, unit)
+        kind, units = op.kind, self.plan.units
+        unit = None if op.unit is None else units[op.unit]
+        self.ledger.at(op.phase.label, kind.label, unit.name if unit else "")
+        if (compute := self.compute.get(kind)) is not None:
+            assert op.segment is not None
+            compute(self.ledger, self.sizes, self.plan.segments[op.segment])
+        elif (visit := self.visits.get(kind)) is not None:
+            assert unit is not None
+            visit(op, unit)
+        elif kind is OpKind.LOAD_BATCH:
+            self.ledger.alloc("batch", input_nbytes(self.spec), Category.INPUT)
+        elif kind is OpKind.DROP_BATCH:
+            self.ledger.free("batch")
+        elif kind is OpKind.OPTIMIZER_STEP:
+            self._update(units if unit is None else (unit,))
+        elif kind is OpKind.HOST_STEP:
+            self._update_on_host(op, units if unit is None else (unit,))
+        else:
+            assert kind in _WAITS
 
-    def _visit_unit(self, op: Op, unit: Unit) -> None:
-        spec, ledger, recipe = self.spec, self.ledger, self.spec.recipe
-        numel, shard = self.numels[unit.index]
-        match op.kind:
-            case OpKind.UNSHARD:
-                ledger.alloc(("param", unit.index), numel * recipe.param.itemsize, Category.UNSHARDED_PARAM)
-                if spec.offload.moves_params:  # the shard goes up into its slice of the full buffer
-                    self._transfer(Direction.TO_DEVICE, recipe.param, shard, op, unit)
-                self._send(CollectiveOp.ALL_GATHER, recipe.param, numel, op, unit)
-            case OpKind.RESHARD:
-                ledger.free(("param", unit.index))
-            case OpKind.PREPARE_GRAD if spec.strategy.shards_grad:
-                ledger.alloc(("grad", unit.index), numel * recipe.grad.itemsize, Category.UNSHARDED_GRAD)
-            case OpKind.REDUCE_GRAD:
-                self._send(gradient_op(spec), recipe.grad, numel, op, unit)
-            case OpKind.WAIT_REDUCE:
-                artefacts.end_copies(ledger, unit.index)
-                ledger.replay(artefacts.number(recipe.grad.itemsize))  # divided by N
-                if spec.strategy.shards_grad:
-                    if spec.offload.moves_params:
-                        self._take_grad_down(op, unit)
-                    ledger.free(("grad", unit.index))
-            case OpKind.SYNC_PARAM:
-                self._send(CollectiveOp.ALL_GATHER, recipe.param, numel, op, unit)
-            case _:
-                pass  # waits, and zeroing what is held anyway, neither allocate nor free
+    def _unshard(self, op: Op, unit: Unit) -> None:
+        dtype, (numel, shard) = self.spec.recipe.param, self.numels[unit.index]
+        self.ledger.alloc(("param", unit.index), numel * dtype.itemsize, Category.UNSHARDED_PARAM)
+        if self.moves_params:  # the shard goes up into its slice of the full buffer
+            self._transfer(Direction.TO_DEVICE, dtype, shard, op, unit)
+        self._send(CollectiveOp.ALL_GATHER, dtype, numel, op, unit)
+
+    def _reshard(self, op: Op, unit: Unit) -> None:
+        self.ledger.free(("param", unit.index))
+
+    def _prepare_grad(self, op: Op, unit: Unit) -> None:
+        if self.shards_grad:  # else it is held anyway, and zeroed
+            nbytes = self.numels[unit.index][0] * self.spec.recipe.grad.itemsize
+            self.ledger.alloc(("grad", unit.index), nbytes, Category.UNSHARDED_GRAD)
+
+    def _reduce_grad(self, op: Op, unit: Unit) -> None:
+        self._send(self.gradient_op, self.spec.recipe.grad, self.numels[unit.index][0], op, unit)
+
+    def _wait_reduce(self, op: Op, unit: Unit) -> None:
+        artefacts.end_copies(self.ledger, unit.index)
+        self.ledger.replay(self.divisor)  # divided by N
+        if self.shards_grad:
+            if self.moves_params:
+                self._take_grad_down(op, unit)
+            self.ledger.free(("grad", unit.index))
+
+    def _sync_param(self, op: Op, unit: Unit) -> None:
+        self._send(CollectiveOp.ALL_GATHER, self.spec.recipe.param, self.numels[unit.index][0], op, unit)
 
     def _take_grad_down(self, op: Op, unit: Unit) -> None:
         """The reduced slice goes into the host's shard; from the second micro-batch on it is a copy that is added."""
@@ -204,8 +219,8 @@ class _Walk:
         if self.spec.ranks > 1:
             payload = numel * dtype.itemsize
             artefacts.start_copies(self.ledger, op, payload, unit.index)
-            self.collectives.append(Collective(op, dtype.value, self.spec.ranks, payload, at.phase.value, unit.name))
+            self.collectives.append(Collective(op, dtype.value, self.spec.ranks, payload, at.phase.label, unit.name))
 
     def _transfer(self, direction: Direction, dtype: DType, numel: int, at: Op, unit: Unit) -> None:
         nbytes = numel * dtype.itemsize
-        self.transfers.append(Transfer(direction, dtype.value, nbytes, at.phase.value, unit.name))
+        self.transfers.append(Transfer(direction, dtype.value, nbytes, at.phase.label, unit.name))

@@ -32,6 +32,12 @@ class Phase(Enum):
     BACKWARD = "backward"
     OPTIMIZER = "optimizer"
 
+    __hash__ = object.__hash__  # members are single objects; Enum's own is a call into Python
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+        """As `value`, which is a call into Python: walks ask thousands of times."""
+
 
 class OpKind(Enum):
     """One action of a rank. `u` is the op's unit, `s` its segment."""
@@ -67,6 +73,12 @@ class OpKind(Enum):
     """Start the all-gather that brings every rank the updated shards of u (ZeRO-1, ZeRO-2)."""
     WAIT_SYNC = "wait sync"
     """Wait for it."""
+
+    # As in Phase.
+    __hash__ = object.__hash__
+
+    def __init__(self, label: str) -> None:
+        self.label = label
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,8 @@ def drawn_events(seed: int) -> Events:
         Changes((draw.choice(categories), draw.randint(-90, 100)) for _ in range(draw.randint(0, 9))) for _ in range(5)
     ]
     wheres = [("forward", "forward", f"block {number}") for number in range(3)]
-    return Events(tuple((draw.choice(wheres), draw.choice(stretches)) for _ in range(draw.randint(0, 12))))
+    num_parts = draw.randint(0, 12)
+    return Events(draw.choices(wheres, k=num_parts), draw.choices(stretches, k=num_parts))
 
 
 @pytest.mark.parametrize("seed", range(200))
