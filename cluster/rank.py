@@ -19,7 +19,7 @@ import torch.distributed as dist
 from cluster.allocator import cpu_counter, live_nbytes
 from cluster.collectives import Collectives
 from cluster.meter import Meter, dependence, held_by_category
-from cluster.steps import needs_group, steps_of
+from cluster.steps import counted_of, needs_group, steps_of
 from zeroviz.errors import SpecError
 from zeroviz.spec import DType, RunSpec
 from zeroviz.trace import Category, RankTrace, rank_to_dict
@@ -127,8 +127,16 @@ def _train(spec: RunSpec, comm: Collectives, device: torch.device) -> tuple[Rank
             torch.cuda.synchronize(device)
         step_time_ns.append(time.perf_counter_ns() - start)
 
-    for _ in range(spec.steps - 1):
+    counted = counted_of(executor)
+    num_before = spec.steps - 1
+    if counted is not None:
+        # A step in which the calls are counted stands before the metered one, and the library has settled before both.
+        num_before = max(num_before, counted.num_warm_steps + 1)
+    for _ in range(num_before - (counted is not None)):
         step()
+    if counted is not None:
+        with counted.counted.counting():
+            step()
     gc.collect()
     rest = held_by_category(executor.held_tensors())
     step_counter_nbytes = sum(counter.untyped_storage().nbytes() for counter in executor.step_counters())
@@ -149,7 +157,7 @@ def _train(spec: RunSpec, comm: Collectives, device: torch.device) -> tuple[Rank
         rank=comm.rank,
         rest=rest,
         events=recording.events,
-        collectives=tuple(comm.calls),
+        collectives=tuple(comm.calls if counted is None else counted.counted.calls),
         transfers=tuple(executor.link.transfers),
         padding_nbytes=executor.padding_nbytes(),
         step_counter_nbytes=step_counter_nbytes,

@@ -6,11 +6,13 @@ import argparse
 import os.path
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from zeroviz.errors import SpecError
 from zeroviz.hf_config import read_config
 from zeroviz.models import PRESETS, Family, ModelShape, bare
 from zeroviz.quantity import parse_count
+from zeroviz.settings import SETTINGS, Settings
 from zeroviz.spec import (
     Checkpointing,
     DType,
@@ -28,6 +30,7 @@ from zeroviz.spec import (
 )
 
 DEFAULT_MODEL = "tiny"
+_METAVAR = {bool: "BOOL", int: "K", DType: "D"}
 
 
 def add_spec_options(parser: argparse.ArgumentParser) -> None:
@@ -58,6 +61,10 @@ def add_spec_options(parser: argparse.ArgumentParser) -> None:
     option("--zero1-form", "F", f"{_values(Zero1Form)}; zero1 only (default reduce-scatter)")
     option("--steps", "K", "training steps of a live run, at least 2 (default 3)")
     option("--seed", "K", "seed of a live run's weights and data (default 0)")
+    others = parser.add_argument_group("settings of other implementations")
+    for name, setting in SETTINGS.items():
+        where = ", ".join(f"{impl.value}'s {library}" for impl, library in setting.library.items())
+        others.add_argument(_flag(name), metavar=_METAVAR[setting.kind], help=f"{setting.text}: {where}")
 
 
 def spec_from_args(args: argparse.Namespace) -> RunSpec:
@@ -82,6 +89,7 @@ def spec_from_args(args: argparse.Namespace) -> RunSpec:
         zero1_form=parse_enum(Zero1Form, _text(args, "zero1_form", Zero1Form.REDUCE_SCATTER), "--zero1-form"),
         prefetch=_whole(args, "prefetch", 0),
         async_reduce=_boolean(args, "async_reduce"),
+        settings=_settings(args),
         steps=_whole(args, "steps", 3),
         seed=_whole(args, "seed", 0),
     )
@@ -105,6 +113,18 @@ def _strategy(args: argparse.Namespace) -> Strategy:
             f"that is --strategy {other.value}."
         )
     return Strategy.ZERO3 if reshards else Strategy.SHARD_GRAD_OP
+
+
+def _settings(args: argparse.Namespace) -> Settings:
+    values: dict[str, Any] = {}
+    for name, setting in SETTINGS.items():
+        if (text := getattr(args, name)) is None:
+            continue
+        if setting.kind is bool:
+            values[name] = _boolean(args, name)
+        else:
+            values[name] = _whole(args, name, 1) if setting.kind is int else parse_enum(DType, text, _flag(name))
+    return Settings(**values)
 
 
 def _model(args: argparse.Namespace) -> ModelShape:

@@ -17,6 +17,8 @@ class CollectiveOp(Enum):
     """1."""
     REDUCE_SCATTER = "reduce_scatter"
     """1."""
+    BROADCAST = "broadcast"
+    """1: passed on from rank to rank, and not by the last; the mean over ranks."""
 
     @property
     def ring_passes(self) -> int:

@@ -39,5 +39,6 @@ def command_line(verb: str, spec: RunSpec) -> str:
         "seed": (spec.seed, plain.seed),
     }
     options |= {name: value for name, (value, default) in values.items() if value != default}
+    options |= {name.replace("_", "-"): value for name, value in spec.settings.to_dict().items()}
     words = [f"--{name} {str(value).lower() if isinstance(value, bool) else value}" for name, value in options.items()]
     return " ".join(["zeroviz", verb, *words])

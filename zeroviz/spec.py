@@ -16,6 +16,7 @@ from zeroviz.implementations import check_implementation
 from zeroviz.models import PRESETS, Family, ModelShape
 from zeroviz.policies import KEEP_ALL, ONE_BLOCK, Checkpointing, Offload, UnitKind, UnitPolicy
 from zeroviz.precision import DType, Optimizer, Precision, Recipe, recipe_of
+from zeroviz.settings import LIBRARY_DEFAULTS, Settings
 from zeroviz.strategy import Implementation, Strategy, Zero1Form
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "Precision",
     "Recipe",
     "RunSpec",
+    "Settings",
     "Strategy",
     "UnitKind",
     "UnitPolicy",
@@ -69,6 +71,7 @@ class RunSpec:
     accumulation: micro-batches a step, each of `batch` sequences. no_sync: reduce gradients in the last micro-batch
         only; None is what the strategy does by itself: whole gradients (DDP, ZeRO-1) are reduced once, sharded ones in
         every micro-batch.
+    settings: of other people's implementations, where they are not the library's defaults.
     steps: training steps of a live run; at rest and peak are read in the last, and never in the first, in which
         Adam's state is still being made.
     """
@@ -90,6 +93,7 @@ class RunSpec:
     offload: Offload = Offload.NONE
     accumulation: int = 1
     no_sync: bool | None = None
+    settings: Settings = LIBRARY_DEFAULTS
     steps: int = 3
     seed: int = 0
 
@@ -227,6 +231,7 @@ class RunSpec:
             "zero1_form": self.zero1_form.value,
             "prefetch": self.prefetch,
             "async_reduce": self.async_reduce,
+            "settings": self.settings.to_dict(),
             "steps": self.steps,
             "seed": self.seed,
         }
@@ -255,6 +260,7 @@ class RunSpec:
                 zero1_form=parse_enum(Zero1Form, data["zero1_form"], "zero1_form"),
                 prefetch=data["prefetch"],
                 async_reduce=data["async_reduce"],
+                settings=Settings.from_dict(data.get("settings", {})),
                 steps=data["steps"],
                 seed=data["seed"],
             )

@@ -52,12 +52,38 @@ _LABEL = {
 
 
 class Implementation(Enum):
-    """Whose code runs the step."""
+    """Whose code runs the step. All but the first are code we did not write (`cluster/witness`)."""
 
     OWN = "own"
     """The teaching implementation of this repository (`cluster/own`)."""
+    DDP = "ddp"
+    """torch's DistributedDataParallel."""
+    ZERO_REDUNDANCY = "zero_redundancy"
+    """torch's ZeroRedundancyOptimizer, beside DistributedDataParallel."""
+    FSDP1 = "fsdp1"
+    """torch's FullyShardedDataParallel: flat parameters."""
     FSDP2 = "fsdp2"
-    """torch's `fully_shard`, code we did not write (`cluster/witness/fsdp2.py`): run or rehearsed, not predicted."""
+    """torch's `fully_shard`: parameters cut by rows."""
+    DEEPSPEED = "deepspeed"
+    """DeepSpeed, stages 0 to 3; an optional extra."""
+    MEGATRON = "megatron"
+    """megatron-core's distributed optimizer; an optional extra."""
+
+    @property
+    def label(self) -> str:
+        """What it is called in a sentence."""
+        return _IMPLEMENTATION_LABEL[self.value]
+
+
+_IMPLEMENTATION_LABEL = {
+    "own": "our own code",
+    "ddp": "torch's DistributedDataParallel",
+    "zero_redundancy": "torch's ZeroRedundancyOptimizer",
+    "fsdp1": "torch's FullyShardedDataParallel (FSDP1)",
+    "fsdp2": "torch's fully_shard (FSDP2)",
+    "deepspeed": "DeepSpeed",
+    "megatron": "megatron-core",
+}
 
 
 class Zero1Form(Enum):

@@ -28,8 +28,8 @@ SPEC = RunSpec(model=PRESETS["tiny"], impl=Implementation.FSDP2)
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"strategy": Strategy.DDP}, "use zero3 or shard_grad_op, or impl own"),
-        ({"strategy": Strategy.ZERO2}, "use zero3 or shard_grad_op, or impl own"),
+        ({"strategy": Strategy.DDP}, "has zero3 and shard_grad_op here; for ddp use impl own or ddp or"),
+        ({"strategy": Strategy.ZERO2}, "for zero2 use impl own or deepspeed"),
         ({"precision": Precision.BF16_MIXED}, "use fp32 or bf16, or impl own"),
         ({"precision": Precision.BF16_FP32GRAD}, "use fp32 or bf16, or impl own"),
         ({"grad_dtype": DType.BF16}, "grad_dtype is 'bf16'"),
