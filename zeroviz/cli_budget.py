@@ -11,9 +11,9 @@ from zeroviz.capacities import DEFAULT_GPU, DEFAULT_RESERVE_NBYTES, parse_capaci
 from zeroviz.cli_spec import spec_from_args
 from zeroviz.errors import SpecError
 from zeroviz.facts import GPU_CAPACITY_NBYTES
-from zeroviz.implementations import check_predictable
+from zeroviz.implementations import not_predicted
 from zeroviz.quantity import GIB, format_nbytes
-from zeroviz.spec import Precision, RunSpec, Strategy, Zero1Form, parse_enum
+from zeroviz.spec import Implementation, Precision, RunSpec, Strategy, Zero1Form, parse_enum
 
 
 def add_budget_options(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +54,8 @@ def _specs(args: argparse.Namespace) -> list[RunSpec]:
         form = parse_enum(Zero1Form, args.zero1_form, "--zero1-form")
         given = {**given, "zero1_form": None}
     base = spec_from_args(argparse.Namespace(**given))
-    check_predictable(base)
+    if base.impl is not Implementation.OWN:
+        raise SpecError(not_predicted(base))
     if args.strategy is not None:
         strategies, form = (base.strategy,), base.zero1_form
     precisions = tuple(Precision) if args.precision is None else (base.precision,)

@@ -53,13 +53,13 @@ def check_implementation(spec: RunSpec) -> None:
     _check_plain(spec)
 
 
-def check_predictable(spec: RunSpec) -> None:
-    """Raise SpecError for an implementation whose step is not worked out by arithmetic."""
-    if spec.impl is not Implementation.OWN:
-        raise SpecError(
-            f"impl is {spec.impl.value!r}, whose order is its own and not worked out by arithmetic; use "
-            f"`zeroviz rehearse --impl {spec.impl.value}`, which runs its code on tensors without memory, or impl own."
-        )
+def not_predicted(spec: RunSpec) -> str:
+    """Why a step is not worked out by arithmetic, and what to do."""
+    instead = "zeroviz rehearse" if spec.impl is Implementation.FSDP2 else "zeroviz run"
+    return (
+        f"impl is {spec.impl.value!r}, whose order is its own and not worked out by arithmetic; use "
+        f"`{instead} --impl {spec.impl.value}`, or impl own."
+    )
 
 
 def _check_precision(spec: RunSpec, allowed: tuple[Precision, ...]) -> None:

@@ -11,7 +11,8 @@ from functools import lru_cache
 
 from zeroviz import activations, artefacts
 from zeroviz.collectives import CollectiveOp
-from zeroviz.implementations import check_predictable
+from zeroviz.errors import SpecError
+from zeroviz.implementations import not_predicted
 from zeroviz.ledger import Ledger
 from zeroviz.link import Direction, Transfer
 from zeroviz.memory import rest_by_category, rest_padding_nbytes, step_counter_nbytes
@@ -19,9 +20,10 @@ from zeroviz.models import Family
 from zeroviz.partition import Plan, Unit, alike_stretches, buffer_numel, plan_for, shard_numel
 from zeroviz.rank_trace import AlikeRanks
 from zeroviz.schedule import Op, OpKind, schedule
-from zeroviz.spec import DType, RunSpec, Strategy, Zero1Form
+from zeroviz.spec import DType, Implementation, RunSpec, Strategy, Zero1Form
 from zeroviz.tape import Sizes
 from zeroviz.trace import Category, Collective, Origin, RankTrace, Trace
+from zeroviz.witness.registry import PREDICTED
 
 NBYTES_PER_TOKEN_ID = 8  # torch indexes embeddings and targets with int64
 
@@ -38,9 +40,14 @@ BARE_NOTE = (
 def predict(spec: RunSpec) -> Trace:
     """The predicted trace of one step: every rank's rest, events and collectives.
 
-    Ranks differ in padding only, so they share one list of events. SpecError for an implementation that is not our own.
+    Ranks differ in padding only, so they share one list of events. SpecError for an implementation
+    whose step is not worked out.
     """
-    check_predictable(spec)
+    notes = (BARE_NOTE,) if spec.model.family is Family.BARE else ()
+    if spec.impl is not Implementation.OWN:
+        if spec.impl not in PREDICTED:
+            raise SpecError(not_predicted(spec))
+        return Trace(Origin.PREDICTED, spec, PREDICTED[spec.impl](spec), notes=notes)
     walk = _Walk(spec, plan_for(spec))
     for op in schedule(spec):
         walk.visit(op)
@@ -60,7 +67,6 @@ def predict(spec: RunSpec) -> Trace:
             for stretch in alike_stretches(spec)
         ]
     )
-    notes = (BARE_NOTE,) if spec.model.family is Family.BARE else ()
     return Trace(Origin.PREDICTED, spec, ranks, notes=notes)
 
 
