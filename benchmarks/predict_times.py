@@ -13,15 +13,16 @@ from zeroviz.budget import budget_row
 from zeroviz.models import PRESETS
 from zeroviz.outline import outline
 from zeroviz.peak import _moments, peak_of
+from zeroviz.precision import OWN_PRECISIONS
 from zeroviz.predict import predict
-from zeroviz.spec import Precision, RunSpec, Strategy, UnitPolicy
+from zeroviz.spec import RunSpec, Strategy, UnitPolicy
 
 NUM_SWEPT = 10_000
 
 
 def specs(models: Iterable[str], units: Iterable[str]) -> Iterator[RunSpec]:
     """Strategies, recipes, sizes and numbers of ranks; the models and units vary fastest of all."""
-    sizes = itertools.product(range(1, 1025), ((1, 128), (2, 100), (4, 64)), Strategy, Precision, models, units)
+    sizes = itertools.product(range(1, 1025), ((1, 128), (2, 100), (4, 64)), Strategy, OWN_PRECISIONS, models, units)
     for ranks, (batch, seq), strategy, precision, model, unit in sizes:
         yield RunSpec(
             model=PRESETS[model],
@@ -59,7 +60,7 @@ def main() -> None:
 
     tiny = [
         RunSpec(model=PRESETS["tiny"], strategy=strategy, ranks=ranks, precision=precision, seq=seq)
-        for strategy, ranks, precision, seq in itertools.product(Strategy, range(1, 17), Precision, (31, 32))
+        for strategy, ranks, precision, seq in itertools.product(Strategy, range(1, 17), OWN_PRECISIONS, (31, 32))
     ]
     start = time.perf_counter()
     for spec in tiny:
@@ -81,7 +82,7 @@ def main() -> None:
     outline.cache_clear()
     _moments.cache_clear()
     start = time.perf_counter()
-    for strategy, precision in itertools.product(Strategy, Precision):
+    for strategy, precision in itertools.product(Strategy, OWN_PRECISIONS):
         budget_row(RunSpec(model=PRESETS["llama3-70b"], strategy=strategy, precision=precision, seq=2048), 78 * 2**30)
     print(f"a whole budget of llama3-70b, 16 rows of 3 answers: {(time.perf_counter() - start) * 1e3:.0f} ms")
 

@@ -6,7 +6,6 @@ An out-of-memory kill takes a rank, or the notebook, without a word; a refusal s
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -17,7 +16,9 @@ from zeroviz.memory import rest_by_category
 from zeroviz.models import Family
 from zeroviz.partition import plan_for
 from zeroviz.peak import peak_of
+from zeroviz.predict import predict
 from zeroviz.quantity import format_nbytes
+from zeroviz.rank_trace import alike
 from zeroviz.spec import Implementation, RunSpec
 from zeroviz.wording import strategy_label
 
@@ -66,15 +67,11 @@ def check_capacity(spec: RunSpec, *, num_warm: int) -> None:
     """
     num_new = max(0, spec.ranks - num_warm)
     check_engines(num_new, spec)
-    # Ranks differ in padding only, which is inside the total: rank 0's peak stands for all. FSDP2's is near that of our
-    # own code when it gathers the next unit and reduces the last one meanwhile.
-    near = spec
-    if spec.impl is not Implementation.OWN:
-        near = replace(spec, impl=Implementation.OWN, prefetch=1, async_reduce=True)
-    offloaded = sum(nbytes for category, nbytes in rest_by_category(spec).items() if category.on_host)
-    peak = peak_of(near).total + offloaded
-    largest_unit = max(unit.numel for unit in plan_for(spec).units)
-    states = spec.ranks * (peak + INIT_ITEMSIZE * largest_unit)
+    plan = plan_for(spec)
+    # A library that wraps a whole model is given one: every rank has all parameters before it cuts them.
+    whole = spec.impl not in (Implementation.OWN, Implementation.FSDP2)
+    made_at_once = spec.model.num_params if whole else max(unit.numel for unit in plan.units)
+    states = spec.ranks * (_peak_nbytes(spec) + INIT_ITEMSIZE * made_at_once)
     need, free = num_new * ENGINE_NBYTES + states, free_nbytes()
     if need > free:
         raise SpecError(
@@ -82,6 +79,14 @@ def check_capacity(spec: RunSpec, *, num_warm: int) -> None:
             f"({format_nbytes(states)} for the step at its peak, the rest for processes), but {format_nbytes(free)} of "
             f"memory are free. {_advice(spec)}"
         )
+
+
+def _peak_nbytes(spec: RunSpec) -> int:
+    """What a rank holds at most, on device and host together: the largest of all ranks."""
+    if spec.impl is Implementation.OWN:  # ranks differ in padding only, which is inside the total
+        on_host = sum(nbytes for category, nbytes in rest_by_category(spec).items() if category.on_host)
+        return peak_of(spec).total + on_host
+    return max(rank.peak().total + sum(rank.at_rest_on_host.values()) for _, rank in alike(predict(spec).ranks))
 
 
 def may_have_gpu() -> bool:

@@ -14,12 +14,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import chain, combinations, islice
 from typing import Any
 
-# How many events ahead an event of another thread is looked for, and how many blocks at once may have gone unseen.
+# How many events ahead an event of another thread is looked for, and how many blocks at once may have gone unseen: of a
+# backend that got behind, several. At most so many choices of blocks are tried.
 _WINDOW = 8
-_MAX_AT_ONCE = 3
+_MAX_AT_ONCE = 8
+_MAX_CHOICES = 100_000
+# The same where nothing nearer explains a total: a thread that lost its processor between the lock and its clock writes
+# its time many events too late.
+_FAR_WINDOW = 4096
 
 
 @dataclass(slots=True)
@@ -62,10 +67,8 @@ class Chain:
         while pending:
             change = pending.popleft()
             if change.before != self._total:
-                for earlier in self._earlier(change, pending):
-                    pending.remove(earlier)
-                    self._put(earlier)
-                self._explain(change)
+                self._put_earlier(self._earlier(change, pending, _WINDOW), pending)
+                self._explain(change, pending)
             if not change.is_mark:
                 self._put(change)
 
@@ -81,12 +84,15 @@ class Chain:
                 link.pointer = twin.pointer
         self.links.append(link)
 
-    def _earlier(self, change: Link, pending: deque[Link]) -> list[Link]:
+    def _put_earlier(self, found: Iterable[Link], pending: deque[Link]) -> None:
+        for earlier in found:
+            pending.remove(earlier)
+            self._put(earlier)
+
+    def _earlier(self, change: Link, pending: deque[Link], window: int) -> list[Link]:
         """Changes of other threads that really came before this one: they lead from the total to where it begins."""
         total, found = self._total, []
-        for position, other in enumerate(pending):
-            if position == _WINDOW:
-                break
+        for other in islice(pending, window):
             if other.thread != change.thread and not other.is_mark and other.before == total:
                 found.append(other)
                 total = other.total
@@ -94,34 +100,63 @@ class Chain:
                     return found
         return []
 
-    def _explain(self, change: Link) -> None:
+    def _explain(self, change: Link, pending: deque[Link]) -> None:
         """Book what happened unseen before `change`: blocks that add up to the gap, or a jump that stays a finding."""
         reused = self._open.get(change.pointer) if change.nbytes > 0 else None
         if reused is not None:
             self._free_unseen(reused, change)
-        gap = self._total - change.before
-        if gap > 0:
-            for block in self._blocks_of(gap):
-                self._free_unseen(block, change)
+        for block in _blocks_of(self._total - change.before, self._open.values()) or ():
+            self._free_unseen(block, change)
+        if change.before != self._total:
+            self._put_earlier(self._earlier(change, pending, _FAR_WINDOW), pending)
+        if change.before != self._total:
+            self._put_late(change, pending)
         jump = change.before - self._total
         if jump:
             self.unattributed_nbytes += abs(jump)
             self._total += jump
             self.links.append(replace(change, pointer=0, nbytes=jump, total=self._total, is_unattributed=True))
 
-    def _blocks_of(self, nbytes: int) -> tuple[Link, ...]:
-        """Open blocks of `nbytes` in all: the backend's before others, one before several, the oldest first."""
-        backend = [block for block in self._open.values() if block.by_backend]
-        others = [block for block in self._open.values() if not block.by_backend]
-        for blocks, most in ((backend, _MAX_AT_ONCE), (others, 1), (backend + others[-_WINDOW:], 2)):
-            for count in range(1, most + 1):
-                for chosen in combinations(blocks, count):
-                    if sum(block.nbytes for block in chosen) == nbytes:
-                        return chosen
-        return ()
+    def _put_late(self, change: Link, pending: deque[Link]) -> None:
+        """One event of another thread that came before `change` and was written far too late, with blocks that went
+        unseen before it and after it. Its own total says how much each time."""
+        for other in islice(pending, _FAR_WINDOW):
+            if other.thread == change.thread or other.is_mark:
+                continue
+            before = _blocks_of(self._total - other.before, self._open.values())
+            if before is None:
+                continue
+            left = [block for block in self._open.values() if block not in before]
+            born = [other] if other.nbytes > 0 else []
+            after = _blocks_of(other.total - change.before, [*left, *born])
+            if after is None:
+                continue
+            for block in before:
+                self._free_unseen(block, other)
+            self._put_earlier([other], pending)
+            for block in after:
+                self._free_unseen(block, change)
+            return
 
     def _free_unseen(self, block: Link, at: Link) -> None:
         self.num_hidden_frees += 1
         self._assumed[block.pointer] = block.nbytes
         total = self._total - block.nbytes
         self._put(replace(at, pointer=block.pointer, nbytes=-block.nbytes, total=total, is_mark=False, is_hidden=True))
+
+
+def _blocks_of(nbytes: int, blocks: Iterable[Link]) -> tuple[Link, ...] | None:
+    """Blocks of `nbytes` in all: the backend's before others, one before several, the oldest first. None for no such
+    blocks; no blocks for no bytes."""
+    if nbytes <= 0:
+        return None if nbytes else ()
+    backend: list[Link] = []
+    others: list[Link] = []
+    for block in blocks:
+        (backend if block.by_backend else others).append(block)
+    for candidates, most in ((backend, _MAX_AT_ONCE), (others, 1), (backend + others[-_WINDOW:], 2)):
+        choices = chain.from_iterable(combinations(candidates, count) for count in range(1, most + 1))
+        for chosen in islice(choices, _MAX_CHOICES):
+            if sum(block.nbytes for block in chosen) == nbytes:
+                return chosen
+    return None

@@ -10,12 +10,18 @@ category of their own, which no figure for another backend counts.
 [Note: at once] Where a wait follows its start at once, nothing of ours is allocated in between, so what is live after
 it is what was live before, and a metered step can wait for just that (`settle.py`). Where compute stands between them
 there is no such figure, and the copies go when gloo lets them go.
+
+[Note: groups] HYBRID_SHARD's ranks are a table of shard groups (rows, neighbours) by replicas (columns), as in a 2-D
+device mesh: rank r is in row r // G and column r % G. Each rank makes its own two groups and no other. A group of all
+ranks is the run's own, and a group of one rank is none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -25,7 +31,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from cluster.dtypes import NAME_OF
 from cluster.settle import Settling
-from zeroviz.collectives import CollectiveOp
+from zeroviz.collectives import CollectiveOp, Group
+from zeroviz.spec import Implementation, RunSpec
 from zeroviz.trace import Collective
 
 BACKEND_RANGE = "zeroviz::backend"
@@ -68,17 +75,57 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-class Collectives:
-    """Collectives of one group. All are asynchronous and return a handle; all sum, none averages.
+@dataclass(frozen=True, slots=True)
+class Members:
+    """A group this rank is in: how many ranks, and torch's group; None for a rank by itself, which sends nothing."""
 
-    `group` is None for a single rank: nothing is sent and nothing is recorded. `calls` is what was recorded since the
-    last `start_record`.
+    num_ranks: int
+    group: dist.ProcessGroup | None
+
+    def __post_init__(self) -> None:
+        if (self.group is None) != (self.num_ranks == 1):
+            given = f"{self.num_ranks} ranks and group {self.group!r}"
+            raise ValueError(f"{given}: two or more need a group, one has none.")
+
+
+def collectives_of(spec: RunSpec, rank: int, timeout: timedelta | None = None) -> Collectives:
+    """The collectives of `rank` in torch's default group, and in the groups that our own code needs beside it.
+
+    Every rank calls it; a single one needs no default group. timeout: bound on making groups and on their collectives.
+    See [Note: groups].
+    """
+    everyone = Members(spec.ranks, dist.group.WORLD if spec.ranks > 1 else None)
+    size = spec.shard_ranks
+    if size is None or spec.impl is not Implementation.OWN:
+        return Collectives(rank, everyone.num_ranks, everyone.group)
+    row = range(rank // size * size, (rank // size + 1) * size)
+    column = range(rank % size, spec.ranks, size)
+    members = {}
+    for group, ranks in ((Group.SHARD, row), (Group.REPLICA, column)):
+        if len(ranks) in (1, spec.ranks):
+            members[group] = everyone if len(ranks) == spec.ranks else Members(1, None)
+        else:
+            made = dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True)
+            members[group] = Members(len(ranks), made)
+    return Collectives(rank, everyone.num_ranks, everyone.group, members)
+
+
+class Collectives:
+    """Collectives of a rank's groups. All are asynchronous and return a handle; all sum, none averages.
+
+    `group` is of all ranks, None for a single rank: nothing is sent and nothing is recorded. groups: others that the
+    rank is in; a call names one by `among`. `calls` is what was recorded since the last `start_record`.
     """
 
-    def __init__(self, rank: int, num_ranks: int, group: dist.ProcessGroup | None) -> None:
-        if (group is None) != (num_ranks == 1):
-            raise ValueError(f"{num_ranks} ranks and group {group!r}: two or more need a group, one has none.")
+    def __init__(
+        self,
+        rank: int,
+        num_ranks: int,
+        group: dist.ProcessGroup | None,
+        groups: Mapping[Group, Members] | None = None,
+    ) -> None:
         self.rank, self.num_ranks, self._group = rank, num_ranks, group
+        self._members = {Group.ALL: Members(num_ranks, group), **(groups or {})}
         self.calls: list[Collective] = []
         self._where = ("", "")
         self._num_ops = 0
@@ -103,34 +150,52 @@ class Collectives:
         finally:
             self._settling = None
 
-    def all_reduce(self, full: torch.Tensor) -> Handle:
-        """Sum `full` (numel,) over the ranks, in place."""
-        if self._group is None:
-            return Handle()
-        self._record(CollectiveOp.ALL_REDUCE, full)
-        return self._started(lambda: dist.all_reduce(full, group=self._group, async_op=True), full)
+    def join(self, group: Group, members: Members) -> None:
+        """Know another group that the rank is in: one that a library is given, or has made."""
+        self._members[group] = members
 
-    def all_gather(self, full: torch.Tensor, shard: torch.Tensor) -> Handle:
+    def which(self, group: dist.ProcessGroup) -> Group:
+        """The name of one of the rank's groups; the one of all ranks before others of the same ranks."""
+        return next(name for name, members in self._members.items() if members.group is group)
+
+    def saw(self, op: CollectiveOp, full: torch.Tensor, among: Group) -> None:
+        """Record a call that a library made by itself, of the whole array `full`. A rank by itself sends nothing."""
+        if self._members[among].group is not None:
+            self._record(op, full, among)
+
+    def all_reduce(self, full: torch.Tensor, among: Group = Group.ALL) -> Handle:
+        """Sum `full` (numel,) over the ranks, in place."""
+        group = self._members[among].group
+        if group is None:
+            return Handle()
+        self._record(CollectiveOp.ALL_REDUCE, full, among)
+        return self._started(lambda: dist.all_reduce(full, group=group, async_op=True), full)
+
+    def all_gather(self, full: torch.Tensor, shard: torch.Tensor, among: Group = Group.ALL) -> Handle:
         """Fill `full` (num_ranks * numel,) with every rank's `shard` (numel,), in rank order."""
-        if self._group is None:
+        group = self._members[among].group
+        if group is None:
             if not _in_place(full, shard):
                 full.copy_(shard)
             return Handle()
-        self._record(CollectiveOp.ALL_GATHER, full)
-        return self._started(lambda: _all_gather(full, shard, group=self._group, async_op=True), full, shard)
+        self._record(CollectiveOp.ALL_GATHER, full, among)
+        return self._started(lambda: _all_gather(full, shard, group=group, async_op=True), full, shard)
 
-    def reduce_scatter(self, shard: torch.Tensor, full: torch.Tensor, *, average: bool = False) -> Handle:
+    def reduce_scatter(
+        self, shard: torch.Tensor, full: torch.Tensor, among: Group = Group.ALL, *, average: bool = False
+    ) -> Handle:
         """Sum `full` (num_ranks * numel,) over the ranks and leave this rank's part in `shard` (numel,).
 
         average: let the backend divide the sum by the number of ranks.
         """
-        if self._group is None:
+        group = self._members[among].group
+        if group is None:
             if not _in_place(full, shard):
                 shard.copy_(full)
             return Handle()
-        self._record(CollectiveOp.REDUCE_SCATTER, full)
+        self._record(CollectiveOp.REDUCE_SCATTER, full, among)
         op = dist.ReduceOp.AVG if average else dist.ReduceOp.SUM
-        return self._started(lambda: _reduce_scatter(shard, full, op=op, group=self._group, async_op=True), full, shard)
+        return self._started(lambda: _reduce_scatter(shard, full, op=op, group=group, async_op=True), full, shard)
 
     def barrier(self) -> None:
         """Wait for every rank; not recorded, since it is no part of a step."""
@@ -160,10 +225,11 @@ class Collectives:
         with _backend():
             return Handle(call(), after)
 
-    def _record(self, op: CollectiveOp, full: torch.Tensor) -> None:
+    def _record(self, op: CollectiveOp, full: torch.Tensor, among: Group) -> None:
         nbytes = full.numel() * full.element_size()
         phase, unit = self._where
-        self.calls.append(Collective(op, NAME_OF[full.dtype].value, self.num_ranks, nbytes, phase, unit))
+        num_ranks = self._members[among].num_ranks
+        self.calls.append(Collective(op, NAME_OF[full.dtype].value, num_ranks, nbytes, phase, unit, among))
 
 
 def _in_place(full: torch.Tensor, shard: torch.Tensor) -> bool:

@@ -25,7 +25,7 @@ SCHEMA = "zeroviz.doctor/1"
 NUM_RANKS = 2
 PROBE_TIMEOUT_S = 60.0
 WIDTH = 80
-_NAME_WIDTH, _STATUS_WIDTH = 24, 8
+_NAME_WIDTH, _STATUS_WIDTH = 29, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +114,9 @@ def collective_checks(backend: str, failures: Iterable[dict[str, str]]) -> list[
     for rank in failures:
         for name, failure in rank.items():
             merged.setdefault(name, []).extend([failure] if failure else [])
-    fine = f"{backend}, sum of {NUM_RANKS} ranks, equal to one process"
-    gathered = f"{backend}, {NUM_RANKS} ranks, equal to one process"
+    fine = f"{backend}, {NUM_RANKS} ranks, equal to one process"
     return [
-        Check(name, not found, f"{backend}: {'; '.join(found)}" if found else gathered if "gather" in name else fine)
-        for name, found in merged.items()
+        Check(name, not found, f"{backend}: {'; '.join(found)}" if found else fine) for name, found in merged.items()
     ]
 
 

@@ -17,8 +17,9 @@ import torch
 import torch.distributed as dist
 
 from cluster.allocator import cpu_counter, live_nbytes
-from cluster.collectives import Collectives
+from cluster.collectives import Collectives, collectives_of
 from cluster.meter import Meter, dependence, held_by_category
+from cluster.probe import GroupCheck
 from cluster.steps import counted_of, needs_group, steps_of
 from zeroviz.errors import SpecError
 from zeroviz.spec import DType, RunSpec
@@ -36,6 +37,7 @@ class RankJob:
 
     store_path: a file all ranks reach, new for every run, through which they find each other.
     timeout_s: bound on the rendezvous and on every collective.
+    against, num_rounds: what `cluster.bench` sets beside the spec, and how often.
     """
 
     spec: RunSpec
@@ -44,13 +46,15 @@ class RankJob:
     backend: str
     device: str
     timeout_s: float
+    against: RunSpec | None = None
+    num_rounds: int = 0
 
 
 def run_rank(job: RankJob) -> dict[str, Any]:
     """Train `job.spec.steps` steps as one rank, metering the last, and return plain data.
 
     The result is `zeroviz.trace.rank_to_dict` plus `environment` and `notes`, sentences about the figures' sources.
-    Raises SpecError when the device lacks the precision.
+    Raises SpecError when the device lacks the precision, RunError when a collective of its groups is wrong.
     """
     _set_imports_aside()
     device = torch.device(job.device)
@@ -58,7 +62,9 @@ def run_rank(job: RankJob) -> dict[str, Any]:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     with joined_group(job) as comm:
-        trace, method = _train(job.spec, comm, device)
+        groups = GroupCheck(device)
+        groups.check()
+        trace, method = _train(job.spec, comm, device, groups)
         result = rank_to_dict(trace)
     result["environment"] = {
         "torch": torch.__version__,
@@ -84,7 +90,7 @@ def _set_imports_aside() -> None:
 
 def check_precision(spec: RunSpec, device: torch.device) -> None:
     """Raise SpecError if the device cannot compute in the recipe's parameter dtype."""
-    if spec.recipe.param is DType.BF16 and device.type == "cuda" and not torch.cuda.is_bf16_supported(False):
+    if spec.recipe.compute is DType.BF16 and device.type == "cuda" and not torch.cuda.is_bf16_supported(False):
         name = torch.cuda.get_device_name(device)
         raise SpecError(f"Precision is {spec.precision.value!r}, but {name} has no bf16; use precision fp32.")
 
@@ -97,18 +103,18 @@ def joined_group(job: RankJob) -> Iterator[Collectives]:
     """
     num_ranks = job.spec.ranks
     if not needs_group(job.spec):
-        yield Collectives(0, 1, None)
+        yield collectives_of(job.spec, 0)
         return
     store = dist.FileStore(job.store_path, num_ranks)
     timeout = timedelta(seconds=job.timeout_s)
     dist.init_process_group(job.backend, store=store, rank=job.rank, world_size=num_ranks, timeout=timeout)
     try:
-        yield Collectives(job.rank, num_ranks, dist.group.WORLD if num_ranks > 1 else None)
+        yield collectives_of(job.spec, job.rank, timeout)
     finally:
         dist.destroy_process_group()
 
 
-def _train(spec: RunSpec, comm: Collectives, device: torch.device) -> tuple[RankTrace, str]:
+def _train(spec: RunSpec, comm: Collectives, device: torch.device, groups: GroupCheck) -> tuple[RankTrace, str]:
     """The rank's trace, and how the metered step was read."""
     # One thread a rank: ranks share the cores, and a kernel's scratch grows with its threads.
     torch.set_num_threads(1)
@@ -117,6 +123,7 @@ def _train(spec: RunSpec, comm: Collectives, device: torch.device) -> tuple[Rank
     before = live_nbytes(device)
     meter = Meter()
     executor = make(meter)
+    groups.check()  # of those that the model made for itself
     losses: list[float] = []
     step_time_ns: list[int] = []
 

@@ -23,14 +23,14 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from cluster.capacity import check_runnable
-from cluster.collectives import Collectives
+from cluster.collectives import Collectives, collectives_of
 from cluster.fake import FakeTensors
 from cluster.meter import Meter, held_by_category
 from cluster.pace import Pace
 from cluster.record_fake import FakeRecorder
 from cluster.steps import needs_group, steps_of
 from cluster.witness.chunks import chunks_on_demand
-from cluster.witness.update import Update, alike, local_numel
+from cluster.witness.update import Update
 from zeroviz.backend import OnProgress
 from zeroviz.errors import RunError, SpecError
 from zeroviz.memory import rest_padding_nbytes
@@ -39,6 +39,7 @@ from zeroviz.rank_trace import AlikeRanks
 from zeroviz.schedule import Phase
 from zeroviz.spec import Implementation, RunSpec
 from zeroviz.trace import Category, Event, Origin, RankTrace, Trace
+from zeroviz.witness.fsdp2 import alike, local_numels
 
 CPU = torch.device("cpu")
 MAX_TOKENS = 2**24
@@ -79,11 +80,11 @@ def check_rehearsable(spec: RunSpec) -> None:
 def fake_group(spec: RunSpec, rank: int) -> Iterator[Collectives]:
     """Be `rank` of `spec.ranks` ranks for the block. The others do not exist."""
     if not needs_group(spec):
-        yield Collectives(rank, 1, None)
+        yield collectives_of(spec, rank)
         return
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=spec.ranks)
     try:
-        yield Collectives(rank, spec.ranks, dist.group.WORLD if spec.ranks > 1 else None)
+        yield collectives_of(spec, rank)
     finally:
         dist.destroy_process_group()
 
@@ -128,18 +129,24 @@ def _own_ranks(spec: RunSpec, first: RankTrace) -> Sequence[RankTrace]:
 
 
 def _fsdp2_ranks(spec: RunSpec, first: RankTrace, tensors: FakeTensors) -> Sequence[RankTrace]:
-    """Every rank's trace: rank 0's, with the optimizer's step of the rank's kind."""
+    """Every rank's trace: rank 0's, with the optimizer's step of the rank's kind.
+
+    Rank 0's own is made again as well: in the walk it is made on DTensors, and what these do once to know an operator
+    (they run it on fake tensors of the whole shape) is no part of a step.
+    """
     before = tuple(event for event in first.events if event.phase != Phase.OPTIMIZER.value)
     padded_nbytes = first.rest[Category.SHARDED_PARAM] + first.rest[Category.SHARDED_GRAD]
-    stretches = [(alike(spec)[0], first)]
-    for stretch in alike(spec)[1:]:
+    stretches = []
+    for stretch in alike(spec):
         moments_nbytes, events = _update(spec, stretch.start, tensors)
+        moments = {Category.OPTIMIZER_STATE: moments_nbytes} if moments_nbytes else {}
+        rest = {category: nbytes for category, nbytes in first.rest.items() if category is not Category.OPTIMIZER_STATE}
         trace = replace(
             first,
             rank=stretch.start,
-            rest={**first.rest, Category.OPTIMIZER_STATE: moments_nbytes},
+            rest={**rest, **moments},
             events=before + events,
-            padding_nbytes=padded_nbytes - 2 * spec.recipe.param.itemsize * local_numel(spec, stretch.start),
+            padding_nbytes=padded_nbytes - 2 * spec.recipe.param.itemsize * sum(local_numels(spec, stretch.start)),
         )
         trace.check()
         stretches.append((stretch, trace))

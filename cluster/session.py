@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -92,13 +92,13 @@ class Session:
         """Have at least `num_ranks` engines warm. SpecError if memory is short, RunError if they are late."""
         await self._hop(self._exclusively(partial(self._ensure, num_ranks, _relay(on_progress))))
 
-    async def run(self, spec: RunSpec, on_progress: OnProgress = _ignore) -> SessionRun:
-        """Run `spec` on the first `spec.ranks` engines, starting what is missing.
+    async def run(self, spec: RunSpec, on_progress: OnProgress = _ignore, **job: Any) -> SessionRun:
+        """Run `spec` on the first `spec.ranks` engines, starting what is missing. job: more fields of `RankJob`.
 
         SpecError: it cannot be run here; nothing was started, or everything still stands. RunError: it failed; `rank`
         names the first rank that did. Cancelling it kills the engines before CancelledError goes on.
         """
-        return await self._hop(self._exclusively(partial(self._run, spec, _relay(on_progress))))
+        return await self._hop(self._exclusively(partial(self._run, spec, _relay(on_progress), job)))
 
     async def stop(self) -> None:
         """Kill all engines and the controller, and end a run in progress with RunError. Idempotent."""
@@ -108,9 +108,9 @@ class Session:
         """`ensure`, blocking; progress comes from the session's thread."""
         self._block(self._exclusively(partial(self._ensure, num_ranks, on_progress)))
 
-    def run_sync(self, spec: RunSpec, on_progress: OnProgress = _ignore) -> SessionRun:
+    def run_sync(self, spec: RunSpec, on_progress: OnProgress = _ignore, **job: Any) -> SessionRun:
         """`run`, blocking; progress comes from the session's thread."""
-        return self._block(self._exclusively(partial(self._run, spec, on_progress)))
+        return self._block(self._exclusively(partial(self._run, spec, on_progress, job)))
 
     def stop_sync(self) -> None:
         """`stop`, blocking."""
@@ -209,7 +209,7 @@ class Session:
         await self._pool.grow(num_ranks, on_progress)
         return self._pool
 
-    async def _run(self, spec: RunSpec, on_progress: OnProgress) -> SessionRun:
+    async def _run(self, spec: RunSpec, on_progress: OnProgress, job: Mapping[str, Any]) -> SessionRun:
         started = time.monotonic()
         num_warm = self._num_warm()
         capacity.check_runnable(spec)
@@ -231,17 +231,20 @@ class Session:
                 f"({placement.backend}, {devices})",
             )
         )
-        ranks = await self._run_ranks(pool, spec, placement)
+        ranks = await self._run_ranks(pool, spec, placement, job)
         cold = num_warm < spec.ranks
         return SessionRun(ranks, placement, facts, cold, warm - started, time.monotonic() - warm)
 
-    async def _run_ranks(self, pool: Pool, spec: RunSpec, placement: Placement) -> list[dict[str, Any]]:
+    async def _run_ranks(
+        self, pool: Pool, spec: RunSpec, placement: Placement, job: Mapping[str, Any]
+    ) -> list[dict[str, Any]]:
         """Give every rank its job and wait for the answers."""
         self._num_runs += 1
         # A file that no other run has used is a meeting place without ports, and so without races for one.
         store = pool.directory / f"store-{self._num_runs}"
         timeout_s = self._run_timeout_s or RUN_TIMEOUT_S + RUN_TIMEOUT_PER_STEP_S * spec.steps
         shared = {
+            **job,
             "spec": spec,
             "store_path": str(store),
             "backend": placement.backend,

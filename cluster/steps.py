@@ -7,14 +7,14 @@ from functools import partial
 from typing import Protocol
 
 import torch
-from torch.distributed.device_mesh import init_device_mesh
 
 from cluster.collectives import Collectives
 from cluster.link import Link
 from cluster.meter import Meter
 from cluster.own.step import Executor
 from cluster.witness.ddp import DDP
-from cluster.witness.fsdp2 import FSDP2
+from cluster.witness.fsdp1 import FSDP1, mesh_of
+from cluster.witness.fsdp2 import FSDP2, Meshes
 from cluster.witness.plain import PlainSteps
 from zeroviz.spec import Implementation, RunSpec
 from zeroviz.trace import Category
@@ -44,10 +44,19 @@ def counted_of(steps: Steps) -> PlainSteps | None:
 def steps_of(spec: RunSpec, comm: Collectives, device: torch.device) -> Callable[[Meter], Steps]:
     """What makes the rank's model. What belongs to the group, and not to the model, is made here and now."""
     if spec.impl is Implementation.FSDP2:
-        mesh = init_device_mesh(device.type, (spec.ranks,))
-        return partial(FSDP2, spec, comm, device=device, mesh=mesh)
+        return partial(FSDP2, spec, comm, device=device, meshes=Meshes.of(spec, comm, device))
     if spec.impl is Implementation.OWN:
         return partial(Executor, spec, comm, device=device)
+    if spec.impl is Implementation.MEGATRON:
+        from cluster.witness.megatron import Megatron, groups_of  # an optional extra, and seconds to import
+
+        return partial(Megatron, spec, comm, device=device, groups=groups_of(comm.rank))
+    if spec.impl is Implementation.FSDP1:
+        return partial(FSDP1, spec, comm, device=device, mesh=mesh_of(spec, device))
+    if spec.impl is Implementation.ZERO_REDUNDANCY:
+        from cluster.witness.zero_redundancy import ZeroRedundancy  # a second to import
+
+        return partial(ZeroRedundancy, spec, comm, device=device)
     return partial(_WITNESS[spec.impl], spec, comm, device=device)
 
 

@@ -61,7 +61,7 @@ def _load(spec: RunSpec, sequences: range, step: int, device: torch.device | str
     return Batch(
         tokens=torch.tensor([row[:-1] for row in rows], device=device),
         targets=torch.tensor([row[1:] for row in rows], device=device),
-        rotary=_rotary(spec.model, spec.seq, TORCH_DTYPE[spec.recipe.param], device),
+        rotary=_rotary(spec.model, spec.seq, TORCH_DTYPE[spec.recipe.compute], device),
     )
 
 

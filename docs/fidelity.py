@@ -27,13 +27,13 @@ from cluster.live import environment
 from cluster.session import Session
 from zeroviz.compare import compare, machine_maxima, maxima
 from zeroviz.models import PRESETS
+from zeroviz.precision import OWN_PRECISIONS
 from zeroviz.predict import predict
 from zeroviz.spec import (
     Checkpointing,
     DType,
     Offload,
     Optimizer,
-    Precision,
     RunSpec,
     Strategy,
     UnitPolicy,
@@ -104,7 +104,7 @@ def cases() -> Iterator[tuple[str, str, RunSpec]]:
     """(model, way, spec) of the whole grid."""
     ways = (WAYS | OPTIONS).items()
     for (model_name, model), (way, settings), ranks, precision, unit, checkpointing in itertools.product(
-        MODELS.items(), ways, RANKS, Precision, UNITS, CHECKPOINTING
+        MODELS.items(), ways, RANKS, OWN_PRECISIONS, UNITS, CHECKPOINTING
     ):
         if way in OPTIONS and checkpointing == "none":
             continue
@@ -216,7 +216,7 @@ def render(
     """The page: cases and how many are right by model and way, what differs, and the allocator beside."""
     total, right = sum(num_cases.values()), sum(num_right.values())
     num_ranks = sum(map(len, residuals.values()))
-    recipes = ", ".join(recipe.value for recipe in Precision)
+    recipes = ", ".join(recipe.value for recipe in OWN_PRECISIONS)
     opening = (
         f"Written by `docs/fidelity.py` on torch {torch.__version__}, CPU, gloo. {total} specs, {num_ranks} ranks: "
         f"N = {', '.join(map(str, RANKS))}; {recipes}; units {', '.join(UNITS)}; checkpointing "

@@ -29,9 +29,22 @@ from __future__ import annotations
 
 from zeroviz.category import Category
 from zeroviz.ledger import Ledger
+from zeroviz.models import Family
 from zeroviz.partition import Segment
+from zeroviz.spec import RunSpec
 from zeroviz.sublayers import dry_pass, passes, release
 from zeroviz.tape import Sizes
+
+NBYTES_PER_TOKEN_ID = 8  # torch indexes embeddings and targets with int64
+
+
+def input_nbytes(spec: RunSpec) -> int:
+    """Bytes of one rank's batch: tokens and targets, and for rotary models the (seq, head_dim/2) cos and sin tables."""
+    model = spec.model
+    if model.family is Family.BARE:
+        return 0
+    tables = 2 * spec.seq * (model.head_dim // 2) * spec.recipe.compute.itemsize
+    return 2 * NBYTES_PER_TOKEN_ID * spec.num_tokens_per_rank + (tables if model.family is Family.LLAMA else 0)
 
 
 def forward(ledger: Ledger, sizes: Sizes, segment: Segment) -> None:

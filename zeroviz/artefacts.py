@@ -67,6 +67,8 @@ def number(itemsize: int) -> Changes:
 def update(optimizer: Optimizer, numels: Sequence[int], moments: DType, temporary: Category) -> Iterator[Change]:
     """What torch's optimizer allocates and frees when it updates tensors of `numels` elements, and what it borrows.
 
+    AdamW's plain loop holds a tensor's denominator in a variable until that of the next one is there: of two
+    neighbours both, beside the square root of the second.
     temporary: the category of its temporaries, the device's or the host's. Tensors and moments have one dtype.
     """
     rows = [numel * moments.itemsize for numel in numels]
@@ -74,14 +76,17 @@ def update(optimizer: Optimizer, numels: Sequence[int], moments: DType, temporar
     beside_the_counter = number(DType.FP32.itemsize)
     match optimizer:
         case Optimizer.ADAMW:
-            for row in rows:
+            for row, before in zip(rows, (0, *rows), strict=False):
                 yield from (*beside_the_counter, *2 * beside_a_tensor)  # step, weight decay, second moment
                 yield temporary, row  # sqrt(v)
                 taken, given_back = beside_a_tensor[:2], beside_a_tensor[2:]
                 yield from (*taken, (temporary, row), *given_back)  # the denominator
                 yield temporary, -row
                 yield from beside_a_tensor  # plus epsilon
-                yield temporary, -row
+                if before:
+                    yield temporary, -before
+            if rows:
+                yield temporary, -rows[-1]
         case Optimizer.ADAMW_FOREACH:
             one = DType.FP32.itemsize  # what is added to the counters, a tensor
             yield from ((temporary, one), (temporary, -one))
@@ -95,6 +100,26 @@ def update(optimizer: Optimizer, numels: Sequence[int], moments: DType, temporar
             yield from beside_the_counter * len(rows)
         case Optimizer.SGD_MOMENTUM:
             yield from beside_a_tensor * len(rows)
+
+
+@lru_cache(maxsize=256)
+def clip_of(numels: tuple[int, ...], grad: DType) -> tuple[Changes, Changes]:
+    """What clipping makes before the norms' sum is sent, and after: norm and scale are fp32 numbers on the device.
+
+    A gradient that is not fp32 is cast inside the kernel that sums its squares, and the scale inside the one that
+    multiplies.
+    """
+    one, casts = DType.FP32.itemsize, grad is not DType.FP32
+    before: list[Change] = [(Category.TEMPORARY, one)]  # the sum of squares
+    for numel in numels:
+        cast = numel * one
+        before.append((Category.TEMPORARY, one))  # one buffer's norm
+        before += [(Category.KERNEL_SCRATCH, cast), (Category.KERNEL_SCRATCH, -cast)] * casts
+        before.append((Category.TEMPORARY, -one))
+    after = [*number(one), *number(one)]  # plus epsilon, times the largest norm
+    after += [(Category.KERNEL_SCRATCH, grad.itemsize), (Category.KERNEL_SCRATCH, -grad.itemsize)] * casts * len(numels)
+    after.append((Category.TEMPORARY, -one))
+    return Changes(before), Changes(after)
 
 
 @lru_cache(maxsize=1024)

@@ -8,6 +8,7 @@ the peak is the largest of these sums.
 - In N it may rise: a gathered buffer is padded to a multiple of N. The same sums over unpadded buffers are a floor
   that never rises, for a shard is ceil(numel / N) and all else does not depend on N. Bisection finds the first N whose
   floor fits; no smaller one can. From there every N is tried, and padding decides: nearly always the first one fits.
+  HYBRID_SHARD's peak depends on its group's G alone, so N = G fits, or no N does.
 """
 
 from __future__ import annotations
@@ -105,8 +106,8 @@ def smallest_ranks(spec: RunSpec, budget_nbytes: int) -> Answer:
     found = _smallest_ranks(spec, budget_nbytes)
     if found is not None:
         return _answer(found, replace(spec, ranks=found), budget_nbytes)
-    closest = _answer(None, replace(spec, ranks=MAX_RANKS), budget_nbytes)
-    return replace(closest, reason=f"no N up to {MAX_RANKS:,} helps: {_excess(closest, budget_nbytes)}")
+    closest = _answer(None, replace(spec, ranks=_roomiest_ranks(spec)), budget_nbytes)
+    return replace(closest, reason=f"{_no_ranks_help(spec)}: {_excess(closest, budget_nbytes)}")
 
 
 def largest_batch(spec: RunSpec, budget_nbytes: int) -> Answer:
@@ -141,7 +142,21 @@ def ledger_of(spec: RunSpec, peak: Peak) -> PeakLedger:
     )
 
 
+def _roomiest_ranks(spec: RunSpec) -> int:
+    """An N at which a rank holds as little as can be. Shard groups are copies, so one of them does as well as many."""
+    return MAX_RANKS if spec.shard_ranks is None else spec.shard_ranks
+
+
+def _no_ranks_help(spec: RunSpec) -> str:
+    if spec.shard_ranks is None:
+        return f"no N up to {MAX_RANKS:,} helps"
+    return f"more shard groups of {spec.shard_ranks:,} are copies and do not help, larger ones might (--shard-ranks)"
+
+
 def _smallest_ranks(spec: RunSpec, budget_nbytes: int) -> int | None:
+    if spec.shard_ranks is not None:
+        one_group = replace(spec, ranks=spec.shard_ranks)
+        return one_group.ranks if peak_of(one_group).total <= budget_nbytes else None
     least = _first(MAX_RANKS, lambda ranks: floor_of(replace(spec, ranks=ranks)) <= budget_nbytes)
     if least is None:
         return None
@@ -158,8 +173,9 @@ def _largest(spec: RunSpec, budget_nbytes: int, most: int, at: Callable[[int], R
     closest = _answer(None, at(1), budget_nbytes)
     ranks = _smallest_ranks(at(1), budget_nbytes)
     if ranks is None:
-        with_most = _answer(None, replace(at(1), ranks=MAX_RANKS), budget_nbytes)
-        reason = f"not even {one} fits, whatever N up to {MAX_RANKS:,}: {_excess(with_most, budget_nbytes)}"
+        with_most = _answer(None, replace(at(1), ranks=_roomiest_ranks(spec)), budget_nbytes)
+        whatever = f"whatever N up to {MAX_RANKS:,}" if spec.shard_ranks is None else _no_ranks_help(spec)
+        reason = f"not even {one} fits, {whatever}: {_excess(with_most, budget_nbytes)}"
     elif ranks > spec.ranks:
         reason = f"{one} needs at least {ranks:,} ranks: more ranks first"
     else:

@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from zeroviz.cli_budget import add_budget_options
+from zeroviz.cli_compare import add_compare_options, answer_compare
 from zeroviz.cli_files import check_outputs, save_outputs
 from zeroviz.cli_spec import add_spec_options, spec_from_args
 from zeroviz.errors import RunError, SpecError, ZerovizError
 from zeroviz.models import Family
-from zeroviz.spec import Implementation, RunSpec
+from zeroviz.spec import RunSpec
 
 EXIT_FAILED = 1
 EXIT_WRONG = 2
@@ -117,6 +118,7 @@ def _build_parser() -> tuple[_Parser, dict[str, argparse.ArgumentParser]]:
     rehearse = command("rehearse", _rehearse, "run the real step on tensors without memory: any model, any N")
     validate = command("validate", _validate, "work out every published figure again; exit code 1 if one does not hold")
     budget = command("budget", _budget, "what fits a GPU: the smallest N, the largest batch, the longest sequence")
+    compare = command("compare", answer_compare, "two to four side by side: implementations, strategies, or files")
     doctor = command("doctor", _doctor, "check devices, collectives and leftovers on this machine")
     command("explore", lambda args: _explore([]), "open the explorer in JupyterLab; further words go to JupyterLab")
     for sub in (predict, run, rehearse):
@@ -124,10 +126,12 @@ def _build_parser() -> tuple[_Parser, dict[str, argparse.ArgumentParser]]:
         sub.add_argument("--figure", metavar="FILE", help="write the picture as .svg, .png or .pdf")
         sub.add_argument("--timeline", metavar="FILE", help="write the step of rank 0 as stacked areas, the same kinds")
         sub.add_argument("--trace", metavar="FILE", help="write the whole trace, events included, as JSON")
+    add_spec_options(compare)
+    add_compare_options(compare)
     add_spec_options(budget)
     add_budget_options(budget)
     validate.add_argument("--only", metavar="GROUP", help="one group of rows, such as zero_paper_table1")
-    for sub in (predict, run, rehearse, validate, budget, doctor):
+    for sub in (predict, run, rehearse, validate, budget, compare, doctor):
         sub.add_argument("--json", action="store_true", help="print the report as JSON and nothing else")
     return parser, dict(commands.choices)
 
@@ -148,11 +152,12 @@ def _run(args: argparse.Namespace) -> int:
     from zeroviz.cli_run import rehearse_spec, run_live
     from zeroviz.predict import predict
     from zeroviz.tables_live import render_live
+    from zeroviz.witness.registry import is_predicted
 
     spec = _spec_with_layers(args)
     check_outputs(args.figure, args.trace, args.model, args.timeline)
-    # What our own code does is worked out; of another's, only its own rehearsal can say what to expect.
-    predicted = predict(spec) if spec.impl is Implementation.OWN else rehearse_spec(spec)
+    # What is not worked out by arithmetic only its own rehearsal can say what to expect of.
+    predicted = predict(spec) if is_predicted(spec) else rehearse_spec(spec)
     measured = run_live(spec)
     save_outputs(args.figure, args.trace, predicted, measured, args.timeline)
     print(json.dumps(measured.report(), indent=1) if args.json else render_live(predicted, measured).rstrip())
@@ -163,11 +168,12 @@ def _rehearse(args: argparse.Namespace) -> int:
     from zeroviz.cli_run import rehearse_spec
     from zeroviz.predict import predict
     from zeroviz.tables_rehearsed import render_rehearsed
+    from zeroviz.witness.registry import is_predicted
 
     spec = _spec_with_layers(args)
     check_outputs(args.figure, args.trace, args.model, args.timeline)
     rehearsed = rehearse_spec(spec)
-    predicted = predict(spec) if spec.impl is Implementation.OWN else None
+    predicted = predict(spec) if is_predicted(spec) else None
     if predicted is None:
         save_outputs(args.figure, args.trace, rehearsed, None, args.timeline)
     else:

@@ -12,8 +12,9 @@ from zeroviz.cli_spec import spec_from_args
 from zeroviz.errors import SpecError
 from zeroviz.facts import GPU_CAPACITY_NBYTES
 from zeroviz.implementations import not_predicted
+from zeroviz.precision import OWN_PRECISIONS, WHOLE_BUFFER_PRECISIONS
 from zeroviz.quantity import GIB, format_nbytes
-from zeroviz.spec import Implementation, Precision, RunSpec, Strategy, Zero1Form, parse_enum
+from zeroviz.spec import Implementation, Offload, Precision, RunSpec, Strategy, Zero1Form, parse_enum
 
 
 def add_budget_options(parser: argparse.ArgumentParser) -> None:
@@ -53,29 +54,44 @@ def _specs(args: argparse.Namespace) -> list[RunSpec]:
         # RunSpec would refuse it beside the default strategy.
         form = parse_enum(Zero1Form, args.zero1_form, "--zero1-form")
         given = {**given, "zero1_form": None}
+    shard_ranks = None
+    if args.strategy is None and args.shard_ranks is not None:
+        hybrid = spec_from_args(argparse.Namespace(**{**given, "strategy": Strategy.HYBRID_SHARD.value}))
+        shard_ranks, given = hybrid.shard_ranks, {**given, "shard_ranks": None}
     base = spec_from_args(argparse.Namespace(**given))
     if base.impl is not Implementation.OWN:
         raise SpecError(not_predicted(base))
     if args.strategy is not None:
-        strategies, form = (base.strategy,), base.zero1_form
-    precisions = tuple(Precision) if args.precision is None else (base.precision,)
+        strategies, form, shard_ranks = (base.strategy,), base.zero1_form, base.shard_ranks
+    precisions = OWN_PRECISIONS if args.precision is None else (base.precision,)
     if args.strategy is None:
         # Where a state cannot lie on the host, or be reduced so, there is no such row; the header says what was asked.
-        strategies = tuple(strategy for strategy in strategies if _can(strategy, base))
+        strategies = tuple(strategy for strategy in strategies if _can(strategy, base, shard_ranks))
     return [
         replace(
             base,
             strategy=strategy,
             precision=precision,
+            shard_ranks=shard_ranks if strategy.replicates else None,
             prefetch=base.prefetch if strategy.shards_param else 0,
             zero1_form=form if strategy is Strategy.ZERO1 else Zero1Form.REDUCE_SCATTER,
         )
         for strategy, precision in product(strategies, precisions)
+        if args.strategy is not None or _has(strategy, precision)
     ]
 
 
-def _can(strategy: Strategy, base: RunSpec) -> bool:
-    """Whether the strategy can do what was asked of all."""
+def _can(strategy: Strategy, base: RunSpec, shard_ranks: int | None) -> bool:
+    """Whether the strategy can do what was asked of all; a shard group goes to the one that has groups."""
     if base.offload.moves_params and not strategy.shards_param:
         return False
-    return not (base.no_sync is False and strategy is Strategy.ZERO1)
+    if strategy.replicates and shard_ranks is None:
+        return False
+    if strategy.has_whole_buffer and (base.offload is not Offload.NONE or base.async_reduce or base.grad_dtype):
+        return False
+    return not (base.no_sync is False and strategy in (Strategy.ZERO1, Strategy.MEGATRON_OPTIM))
+
+
+def _has(strategy: Strategy, precision: Precision) -> bool:
+    """Whether there is such a pair: one buffer for all gradients is of fp32."""
+    return not strategy.has_whole_buffer or precision in WHOLE_BUFFER_PRECISIONS

@@ -45,6 +45,7 @@ def add_spec_options(parser: argparse.ArgumentParser) -> None:
     option("--strategy", "S", f"{_values(Strategy)} (default zero3)")
     option("--impl", "I", f"{_values(Implementation)} (default own)")
     option("--ranks", "N", "number of ranks (default 2)")
+    option("--shard-ranks", "G", "ranks of a shard group; hybrid_shard only, which needs it")
     option("--precision", "P", f"{_values(Precision)} (default fp32)")
     option("--unit", "U", "model, block, block:K, layer or numel:K (default block; model with --params)")
     option("--batch", "B", f"sequences on each rank (default {RunSpec.batch})")
@@ -55,8 +56,9 @@ def add_spec_options(parser: argparse.ArgumentParser) -> None:
     option("--offload", "O", f"{_values(Offload)}: what lies in the host's memory (default none)")
     option("--accumulation", "K", "micro-batches a step, each of --batch sequences (default 1)")
     option("--no-sync", "BOOL", "reduce gradients in the last micro-batch only (default: what the strategy does)")
+    option("--clip-norm", "X", "scale the mean gradient down where its norm exceeds this (default: it is left alone)")
     option("--reshard-after-forward", "BOOL", "true frees a unit after its forward; false is shard_grad_op")
-    option("--prefetch", "K", "units gathered ahead of the one in use, zero3 and shard_grad_op (default 0)")
+    option("--prefetch", "K", "units gathered ahead of the one in use, where parameters are sharded (default 0)")
     option("--async-reduce", "BOOL", "reduce a unit's gradient during the next backward (default false)")
     option("--zero1-form", "F", f"{_values(Zero1Form)}; zero1 only (default reduce-scatter)")
     option("--steps", "K", "training steps of a live run, at least 2 (default 3)")
@@ -64,7 +66,7 @@ def add_spec_options(parser: argparse.ArgumentParser) -> None:
     others = parser.add_argument_group("settings of other implementations")
     for name, setting in SETTINGS.items():
         where = ", ".join(f"{impl.value}'s {library}" for impl, library in setting.library.items())
-        others.add_argument(_flag(name), metavar=_METAVAR[setting.kind], help=f"{setting.text}: {where}")
+        others.add_argument(_flag(name), metavar=_METAVAR.get(setting.kind, "X"), help=f"{setting.text}: {where}")
 
 
 def spec_from_args(args: argparse.Namespace) -> RunSpec:
@@ -76,6 +78,7 @@ def spec_from_args(args: argparse.Namespace) -> RunSpec:
         strategy=_strategy(args),
         impl=parse_enum(Implementation, _text(args, "impl", Implementation.OWN), "--impl"),
         ranks=_whole(args, "ranks", 2),
+        shard_ranks=None if args.shard_ranks is None else _whole(args, "shard_ranks", 1),
         precision=parse_enum(Precision, _text(args, "precision", Precision.FP32), "--precision"),
         unit=UnitPolicy.parse(_text(args, "unit", default_unit)),
         batch=_whole(args, "batch", RunSpec.batch),
@@ -86,6 +89,7 @@ def spec_from_args(args: argparse.Namespace) -> RunSpec:
         offload=parse_enum(Offload, _text(args, "offload", Offload.NONE), "--offload"),
         accumulation=_whole(args, "accumulation", 1),
         no_sync=None if args.no_sync is None else _boolean(args, "no_sync"),
+        clip_norm=_number(args, "clip_norm"),
         zero1_form=parse_enum(Zero1Form, _text(args, "zero1_form", Zero1Form.REDUCE_SCATTER), "--zero1-form"),
         prefetch=_whole(args, "prefetch", 0),
         async_reduce=_boolean(args, "async_reduce"),
@@ -106,6 +110,11 @@ def _strategy(args: argparse.Namespace) -> Strategy:
             f"--reshard-after-forward is {args.reshard_after_forward} with strategy {strategy.value}, which keeps its "
             "parameters whole; it can be set for zero3 and shard_grad_op only."
         )
+    if strategy.replicates:
+        raise SpecError(
+            f"--reshard-after-forward is {args.reshard_after_forward} with strategy {strategy.value}, which always "
+            "does; it can be set for zero3 and shard_grad_op only."
+        )
     if args.strategy is not None and reshards is not strategy.reshards_after_forward:
         other = Strategy.ZERO3 if reshards else Strategy.SHARD_GRAD_OP
         raise SpecError(
@@ -123,7 +132,7 @@ def _settings(args: argparse.Namespace) -> Settings:
         if setting.kind is bool:
             values[name] = _boolean(args, name)
         else:
-            values[name] = _whole(args, name, 1) if setting.kind is int else parse_enum(DType, text, _flag(name))
+            values[name] = _whole(args, name, 1) if setting.kind is int else parse_enum(setting.kind, text, _flag(name))
     return Settings(**values)
 
 
@@ -152,6 +161,15 @@ def _whole(args: argparse.Namespace, name: str, default: int) -> int:
         return int(text)
     except ValueError:
         raise SpecError(f"{_flag(name)} is {text!r}; it must be a whole number, such as {default or 1}.") from None
+
+
+def _number(args: argparse.Namespace, name: str) -> float | None:
+    """A number, if it was given; its range is RunSpec's to check."""
+    text: str | None = getattr(args, name)
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        raise SpecError(f"{_flag(name)} is {text!r}; it must be a number, such as 1.0.") from None
 
 
 def _boolean(args: argparse.Namespace, name: str) -> bool:

@@ -25,6 +25,22 @@ class CollectiveOp(Enum):
         return 2 if self is CollectiveOp.ALL_REDUCE else 1
 
 
+class Group(Enum):
+    """Which ranks take part in a collective."""
+
+    ALL = "all"
+    """Every rank of the run."""
+    SHARD = "shard"
+    """The ranks that hold one copy of the states together: neighbours, rank // G alike."""
+    REPLICA = "replica"
+    """The ranks that hold the same shard, one of each shard group: rank % G alike."""
+
+    @property
+    def words(self) -> str:
+        """How a table calls it; nothing where there is only one group."""
+        return {"all": "", "shard": "in group", "replica": "across groups"}[self.value]
+
+
 def ring_sent_nbytes(op: CollectiveOp, payload_nbytes: int, num_ranks: int) -> int:
     """Bytes one rank sends in a ring: passes * (n-1)/n * payload, the payload being the whole array's bytes.
 

@@ -21,6 +21,7 @@ def command_line(verb: str, spec: RunSpec) -> str:
         "ranks": spec.ranks,
     }
     values: dict[str, tuple[object, object]] = {
+        "shard-ranks": (spec.shard_ranks, None),
         "impl": (spec.impl.value, plain.impl.value),
         "precision": (spec.precision.value, plain.precision.value),
         "unit": (str(spec.unit), str(UnitPolicy())),
@@ -32,6 +33,7 @@ def command_line(verb: str, spec: RunSpec) -> str:
         "offload": (spec.offload.value, plain.offload.value),
         "accumulation": (spec.accumulation, plain.accumulation),
         "no-sync": (spec.no_sync, None),
+        "clip-norm": (spec.clip_norm, None),
         "zero1-form": (spec.zero1_form.value, plain.zero1_form.value),
         "prefetch": (spec.prefetch, plain.prefetch),
         "async-reduce": (spec.async_reduce, plain.async_reduce),

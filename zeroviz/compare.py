@@ -33,7 +33,7 @@ from zeroviz.compare_ops import BY_KERNELS, Circumstances, Figure, LeakRow, OpRo
 from zeroviz.errors import TraceError
 from zeroviz.link import Copies, Direction, sum_copies
 from zeroviz.maxima import machine_maxima, maxima
-from zeroviz.spec import DType
+from zeroviz.spec import DType, Implementation
 from zeroviz.trace import CATEGORY_ORDER, Category, Origin, Peak, RankTrace, Trace, WireTotal
 
 __all__ = [
@@ -96,7 +96,7 @@ class MemoryRow:
 
 @dataclass(frozen=True, slots=True)
 class WireRow:
-    """All collectives of one op and dtype of one rank; a side that made none has zeros."""
+    """All collectives of one op, dtype and group of one rank; a side that made none has zeros."""
 
     rank: int
     predicted: WireTotal
@@ -230,6 +230,10 @@ def compare(predicted: Trace, measured: Trace) -> Comparison:
     return Comparison(tuple(memory), tuple(wire), tuple(allocator), tuple(ops), tuple(leaks), tuple(link))
 
 
+# Their calls pass our seam, which waits until gloo has let go of its copies; a library's own calls do not.
+_WAIT_FOR_COPIES = (Implementation.OWN, Implementation.FSDP2)
+
+
 def _circumstances(predicted: Trace, measured: Trace, rank: RankTrace) -> Circumstances:
     spec, environment = measured.spec, measured.environment or {}
     devices, ranks = environment.get("devices", ()), environment.get("ranks", ())
@@ -238,8 +242,8 @@ def _circumstances(predicted: Trace, measured: Trace, rank: RankTrace) -> Circum
     return Circumstances(
         exact=rank.allocator is not None and rank.allocator.num_events > 0,
         on_cuda=device.startswith("cuda"),
-        narrow=spec.recipe.param is not DType.FP32,
-        overlaps=spec.ranks > 1 and (spec.prefetch > 0 or spec.async_reduce),
+        narrow=spec.recipe.compute is not DType.FP32,
+        overlaps=spec.ranks > 1 and (spec.prefetch > 0 or spec.async_reduce or spec.impl not in _WAIT_FOR_COPIES),
         watched="watched" in method,
         rehearsed=predicted.origin is Origin.REHEARSED,
     )
@@ -304,11 +308,12 @@ def place_text(peak: Peak) -> str:
 
 
 def _wire_rows(ours: RankTrace, theirs: RankTrace) -> list[WireRow]:
-    left = {(total.op, total.dtype): total for total in ours.wire()}
-    right = {(total.op, total.dtype): total for total in theirs.wire()}
+    left = {(total.op, total.dtype, total.group): total for total in ours.wire()}
+    right = {(total.op, total.dtype, total.group): total for total in theirs.wire()}
     rows = []
     for key in dict.fromkeys([*left, *right]):
-        nothing = WireTotal(*key, 0, 0, 0)
+        op, dtype, group = key
+        nothing = WireTotal(op, dtype, 0, 0, 0, group=group)
         predicted, measured = left.get(key, nothing), right.get(key, nothing)
         rows.append(WireRow(ours.rank, predicted, measured, "" if predicted == measured else UNEXPLAINED))
     return rows

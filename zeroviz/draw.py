@@ -73,7 +73,7 @@ class _Sheet:
         self.peak_edge = WIDTH - MARGIN
         self.rest_edge = self.peak_edge - widths[1]
         self.right = self.rest_edge - widths[0] - 8
-        num_groups = len({row.ranks for row in scene.rows})
+        num_groups = len({row.group for row in scene.rows})
         slots = len(scene.rows) + GROUP_GAP * num_groups
         self.bar = max(MIN_BAR, min(MAX_BAR, PLOT_HEIGHT / slots))
         self.top = self._head() + LINE * 1.1
@@ -87,7 +87,7 @@ class _Sheet:
 
     def y(self, row: Row) -> float:
         """The upper edge of a row's bar."""
-        group = [known.ranks for known in self.scene.rows[: row.index + 1]]
+        group = [known.group for known in self.scene.rows[: row.index + 1]]
         num_gaps = len(dict.fromkeys(group)) - 1
         return self.top + self.bar * (row.index + GROUP_GAP * (num_gaps + 0.5))
 
@@ -168,7 +168,7 @@ class _Sheet:
         )  # fmt: skip
         thickness = 4 if end - self.left > SHORT_BAR else 1.2
         self.paper.line(((end, y), (end, y + self.bar)), INK, thickness)
-        if self.scene.rows[max(0, row.index - 1)].ranks != row.ranks or not row.index:
+        if self.scene.rows[max(0, row.index - 1)].group != row.group or not row.index:
             self.paper.text(MARGIN, middle, row.rank_label, is_bold=True)
         self.paper.text(self.source_edge, middle, row.source_label)
         for edge, figure in zip((self.rest_edge, self.peak_edge), _figures(self.scene, row), strict=True):

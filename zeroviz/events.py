@@ -88,6 +88,10 @@ class Events(Sequence[Event]):
     def parts(self) -> Iterator[tuple[Where, Changes]]:
         return zip(self.wheres, self.stretches, strict=True)
 
+    def then(self, other: Events) -> Events:
+        """These and what follows; the stretches are shared."""
+        return Events((*self.wheres, *other.wheres), (*self.stretches, *other.stretches))
+
     @cached_property
     def spelt_out(self) -> tuple[Event, ...]:
         # Event(...) would go through a Python function for each.

@@ -130,7 +130,7 @@ def build_heatmap(spec: RunSpec, upward: Upward, capacity: Capacity, reserve_nby
             f"The reserve of {format_nbytes(reserve_nbytes)} leaves nothing of {format_nbytes(capacity.nbytes)} "
             f"({capacity.name}); give a smaller one, or 0."
         )
-    ranks = _with(RANKS, spec.ranks)
+    ranks = _with(_ranks(spec), spec.ranks)
     budget = capacity.nbytes - reserve_nbytes
     values = _with(_values(spec, upward, budget), getattr(spec, upward.field))
     rows = tuple(tuple(_cell(upward.at(spec, count, value), value, budget) for count in ranks) for value in values)
@@ -147,9 +147,17 @@ def _with(usual: Iterable[int], value: int) -> tuple[int, ...]:
     return tuple(sorted({*usual, value}))
 
 
+def _ranks(spec: RunSpec) -> tuple[int, ...]:
+    """Powers of two; of shard groups as many."""
+    if spec.shard_ranks is None:
+        return RANKS
+    group = spec.shard_ranks
+    return tuple(group * power for power in RANKS if group * power <= RANKS[-1]) or (group,)
+
+
 def _values(spec: RunSpec, upward: Upward, budget_nbytes: int) -> tuple[int, ...]:
     """Powers of two up to the first that fits on no number of ranks, or to what the model or this map can take."""
-    roomiest = replace(spec, ranks=RANKS[-1])
+    roomiest = replace(spec, ranks=_ranks(spec)[-1])
     is_seq = upward is Upward.SEQ
     limit = spec.model.positions if is_seq and spec.model.family is Family.GPT2 else MAX_VALUE
     answer = longest_seq(roomiest, budget_nbytes) if is_seq else largest_batch(roomiest, budget_nbytes)
@@ -184,7 +192,9 @@ def _notes(found: HeatMap) -> tuple[str, ...]:
     nominal = ", the vendor's nominal figure" if found.capacity.is_nominal else ""
     reserve = f"{format_gb_gib(found.reserve_nbytes)} of it are assumed for {RESERVE_COVERS}"
     kept = reserve if found.reserve_nbytes else "nothing of it is kept in reserve"
+    groups = "More ranks are more shard groups, which are copies: none of them makes a rank hold less."
     return (
+        *([groups] if found.spec.shard_ranks is not None else []),
         f"{found.capacity.name}: {format_gb_gib(found.capacity.nbytes)}{nominal}; {kept}.",
         f"A peak fits if it is at most {format_gb_gib(found.budget_nbytes)}.",
         "Activations and temporaries are those of torch's CPU kernels; near the edge measure before you rely on it.",

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from zeroviz.errors import SpecError
-from zeroviz.precision import Precision
+from zeroviz.precision import Optimizer, Precision
 from zeroviz.settings import check_settings
 from zeroviz.strategy import Implementation, Strategy
 
@@ -20,13 +20,21 @@ PAIRS: Mapping[Implementation, tuple[Strategy, ...]] = {
     Implementation.OWN: tuple(Strategy),
     Implementation.DDP: (Strategy.DDP,),
     Implementation.ZERO_REDUNDANCY: (Strategy.ZERO1,),
-    Implementation.FSDP1: (Strategy.ZERO3, Strategy.SHARD_GRAD_OP, Strategy.DDP),
-    Implementation.FSDP2: (Strategy.ZERO3, Strategy.SHARD_GRAD_OP),
+    Implementation.FSDP1: (Strategy.ZERO3, Strategy.SHARD_GRAD_OP, Strategy.DDP, Strategy.HYBRID_SHARD),
+    Implementation.FSDP2: (Strategy.ZERO3, Strategy.SHARD_GRAD_OP, Strategy.HYBRID_SHARD),
     Implementation.DEEPSPEED: (Strategy.DDP, Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3),
-    Implementation.MEGATRON: (),
+    Implementation.MEGATRON: (Strategy.MEGATRON_OPTIM,),
 }
-_FSDP2_PRECISIONS = (Precision.FP32, Precision.BF16)
+_FSDP1_PRECISIONS = (Precision.FP32, Precision.BF16, Precision.FSDP_MIXED)
+_FSDP2_PRECISIONS = (Precision.FP32, Precision.BF16, Precision.FSDP_MIXED)
+_MEGATRON_PRECISIONS = (Precision.FP32, Precision.BF16_FP32GRAD)
 _TORCH_PRECISIONS = (Precision.FP32, Precision.BF16)
+_HAD: Mapping[Implementation, tuple[str, ...]] = {
+    Implementation.DDP: ("accumulation",),
+    Implementation.FSDP2: ("accumulation",),
+    Implementation.ZERO_REDUNDANCY: ("accumulation",),
+}
+"""Options of our own that it has too: see `_check_plain`."""
 
 
 def implementations_of(strategy: Strategy) -> tuple[Implementation, ...]:
@@ -45,12 +53,20 @@ def check_implementation(spec: RunSpec) -> None:
             f"for {spec.strategy.value} use impl {others}."
         )
     if spec.impl is Implementation.OWN:
+        _check_held_as_computed(spec)
         return
     if spec.impl is Implementation.FSDP2:
         _check_precision(spec, _FSDP2_PRECISIONS)
+        _check_reshard_ranks(spec)
+    elif spec.impl is Implementation.MEGATRON:
+        _check_precision(spec, _MEGATRON_PRECISIONS)
+        _check_optimizer(spec, Optimizer.ADAMW, Optimizer.ADAMW_FOREACH)
+    elif spec.impl is Implementation.FSDP1:
+        _check_precision(spec, _FSDP1_PRECISIONS)
+        _check_shard_group(spec)
     else:
         _check_precision(spec, _TORCH_PRECISIONS)
-    _check_plain(spec)
+    _check_plain(spec, *_HAD.get(spec.impl, ()))
 
 
 def not_predicted(spec: RunSpec) -> str:
@@ -71,6 +87,49 @@ def _check_precision(spec: RunSpec, allowed: tuple[Precision, ...]) -> None:
         )
 
 
+def _check_held_as_computed(spec: RunSpec) -> None:
+    if spec.precision is Precision.FSDP_MIXED:
+        raise SpecError(
+            "precision is 'fsdp-mixed' with impl own, which holds parameters in the dtype that it computes with; use "
+            "impl fsdp1 or fsdp2, or precision bf16-mixed, which keeps an fp32 master beside them."
+        )
+
+
+def _check_reshard_ranks(spec: RunSpec) -> None:
+    given, ranks = spec.settings.reshard_ranks, spec.ranks
+    if given is None:
+        return
+    if spec.strategy is not Strategy.ZERO3:
+        raise SpecError(
+            f"reshard_ranks is {given} with strategy {spec.strategy.value}; it says among how many ranks zero3 leaves "
+            "a unit after its forward, and can be set for zero3 only."
+        )
+    inside = [number for number in range(2, ranks) if ranks % number == 0]
+    if given not in inside:
+        use = f"use one of {', '.join(map(str, inside))}" if inside else "with these ranks there is none, leave it out"
+        raise SpecError(
+            f"reshard_ranks is {given} with {ranks} ranks; it must divide them and lie between: 1 is strategy "
+            f"shard_grad_op, and {ranks} is zero3 without it; {use}."
+        )
+
+
+def _check_optimizer(spec: RunSpec, *allowed: Optimizer) -> None:
+    if spec.optimizer not in allowed:
+        names = " or ".join(optimizer.value for optimizer in allowed)
+        raise SpecError(
+            f"optimizer is {spec.optimizer.value!r} with impl {spec.impl.value}, which shards AdamW only; use {names}, "
+            "or impl own."
+        )
+
+
+def _check_shard_group(spec: RunSpec) -> None:
+    if spec.shard_ranks == 1 < spec.ranks:
+        raise SpecError(
+            "shard_ranks is 1 with impl fsdp1, which in a shard group of one rank leaves out the sum over the "
+            "replicas, so that they train apart; use 2 or more, or strategy ddp."
+        )
+
+
 def _check_plain(spec: RunSpec, *had: str) -> None:
     """Refuse every option of our own that has no counterpart here, but those in `had`."""
     for name, given, only in (
@@ -80,6 +139,7 @@ def _check_plain(spec: RunSpec, *had: str) -> None:
         ("accumulation", spec.accumulation, 1),
         ("prefetch", spec.prefetch, 0),
         ("async_reduce", spec.async_reduce, False),
+        ("zero1_form", spec.zero1_form.value, "reduce-scatter"),
     ):
         if given != only and name not in had:
             raise SpecError(

@@ -8,15 +8,17 @@ Functions come in pairs, forward and backward, and work on a `Tape`: a ledger of
 step's: here that of torch's CPU kernels on one thread. In fp32 it is all there is; in bf16 oneDNN's matrix products
 borrow more, as the processor demands, and that is measured and never predicted.
 
-[Note: weight gradients] Every parameter's gradient is preset to a view of the unit's flat buffer. A backward operator
-makes a fresh gradient in the compute dtype; it is cast if the recipe's gradient dtype differs, added to the view in
-place and freed. Fresh gradients are alive one layer at a time, and the embedding's is as large as the embedding.
+[Note: weight gradients] In our own code every parameter's gradient is preset to a view of the unit's flat buffer. A
+backward operator makes a fresh gradient in the compute dtype; it is cast if the recipe's gradient dtype differs, added
+to the view in place and freed. Fresh gradients are alive one layer at a time, and the embedding's is as large as the
+embedding. Elsewhere fresh gradients stay: see [Note: fresh gradients] in zeroviz/tape.py. Layers count from 0 in the
+order of the sublayer's parameters, so that a norm is layer 0.
 """
 
 from __future__ import annotations
 
 from zeroviz.models import Family
-from zeroviz.tape import FP32_NBYTES, Place, Sizes, Tape, add_grads
+from zeroviz.tape import FP32_NBYTES, Place, Ready, Sizes, Tape, add_grads
 
 
 def add_input_grad(tape: Tape, s: Sizes, place: Place, part: str) -> None:
@@ -25,35 +27,60 @@ def add_input_grad(tape: Tape, s: Sizes, place: Place, part: str) -> None:
     if tape.holds("grad in"):
         add_grads(tape, s, "grad in", part, "grad in", nbytes)
     elif tape.holds("grad"):
-        add_grads(tape, s, "grad", part, "grad in", nbytes, held=place.last)
+        add_grads(tape, s, "grad", part, "grad in", nbytes, held=place.output_held)
     else:  # the head has no residual connection
         tape.rename(part, "grad in")
+
+
+def make_grad(tape: Tape, s: Sizes, key: str, numel: int, itemsize: int | None = None) -> None:
+    """Allocate a fresh parameter gradient of `itemsize` (the compute dtype's by default), which may be cast yet."""
+    width = itemsize or s.itemsize
+    if width == s.recipe.grad.itemsize:
+        tape.make_grad(s, key, numel * width)
+    else:
+        tape.make(key, numel * width)
 
 
 def cast_grad(tape: Tape, s: Sizes, key: str, numel: int, itemsize: int | None = None) -> None:
     """Bring a fresh parameter gradient of `itemsize` (the compute dtype's by default) to the recipe's dtype."""
     if (itemsize or s.itemsize) != s.recipe.grad.itemsize:
-        tape.make("cast", numel * s.recipe.grad.itemsize)
+        tape.make_grad(s, "cast", numel * s.recipe.grad.itemsize)
         tape.free(key)
         tape.rename("cast", key)
 
 
 def linear_backward(
-    tape: Tape, s: Sizes, num_in: int, num_out: int, bias: bool, grad_in: str, done: tuple[str, ...], keep: str = ""
+    tape: Tape,
+    s: Sizes,
+    layer: int,
+    num_in: int,
+    num_out: int,
+    bias: bool,
+    grad_in: str,
+    done: tuple[str, ...],
+    keep: str = "",
 ) -> None:
     """Gradients of a linear layer: input, weight, bias. Forward is one (n, num_out) tensor; its input is saved.
 
     grad_in: where the input's gradient goes, added to what is there. done: what is freed once they are computed.
     keep: hold the weight's gradient back under this name (a tied weight waits for its other use).
-    The bias' operator orders the rest differently: with a bias the weight's gradient is used up first.
+    The bias' operator orders all differently: with a bias the input's gradient comes first, and the weight's is used up
+    first.
     """
-    tape.make("part", s.rows(num_in))
-    tape.make("dweight", num_in * num_out * s.itemsize)
     if bias:
-        tape.make("dbias", num_out * s.itemsize)
+        tape.make("part", s.rows(num_in))
+    if keep:
+        tape.make("dweight", num_in * num_out * s.itemsize)
+    else:
+        make_grad(tape, s, "dweight", num_in * num_out)
+    if not bias:
+        tape.make("part", s.rows(num_in))
+    if bias:
+        make_grad(tape, s, "dbias", num_out)
         cast_grad(tape, s, "dbias", num_out)
-        tape.free(*done, "dbias")
-        _finish_weight(tape, s, num_in * num_out, keep)
+        tape.free(*done)
+        tape.give_grad(s, "dbias", Ready(layer, is_bias=True))
+        _finish_weight(tape, s, layer, num_in * num_out, keep)
     else:
         tape.free(*done)
     if tape.holds(grad_in):
@@ -62,15 +89,15 @@ def linear_backward(
         tape.rename("part", grad_in)
         tape.views.add(grad_in)
     if not bias:
-        _finish_weight(tape, s, num_in * num_out, keep)
+        _finish_weight(tape, s, layer, num_in * num_out, keep)
 
 
-def _finish_weight(tape: Tape, s: Sizes, numel: int, keep: str) -> None:
+def _finish_weight(tape: Tape, s: Sizes, layer: int, numel: int, keep: str) -> None:
     cast_grad(tape, s, "dweight", numel)
     if keep:
         tape.rename("dweight", keep)
     else:
-        tape.free("dweight")
+        tape.give_grad(s, "dweight", Ready(layer))
 
 
 def norm(tape: Tape, s: Sizes) -> None:
@@ -96,15 +123,16 @@ def norm_backward(tape: Tape, s: Sizes, place: Place) -> None:
         return
     hidden = s.model.hidden
     tape.make("dx", s.rows(hidden))
-    tape.make("dweight", hidden * s.itemsize)
-    tape.make("dbias", hidden * s.itemsize)
+    make_grad(tape, s, "dweight", hidden)
+    make_grad(tape, s, "dbias", hidden)
     with tape.scratch(2 * hidden * s.itemsize):  # a thread's partial sums of both
         pass
     cast_grad(tape, s, "dweight", hidden)
     cast_grad(tape, s, "dbias", hidden)
-    tape.free("dh", "mean", "rstd", *(() if place.first else ("x",)))
+    tape.free("dh", *(() if place.input_held else ("x",)), "mean", "rstd")
     add_input_grad(tape, s, place, "dx")
-    tape.free("dweight", "dbias")
+    tape.give_grad(s, "dweight", Ready(0))
+    tape.give_grad(s, "dbias", Ready(0, is_bias=True))
 
 
 def _rms_norm(tape: Tape, s: Sizes) -> None:
@@ -143,10 +171,11 @@ def _rms_norm_backward(tape: Tape, s: Sizes, place: Place) -> None:
     tape.make("dh x rstd", wide)
     with tape.scratch(*((hidden * FP32_NBYTES,) if s.is_narrow else ())):  # the weight in fp32
         tape.make("d(x rstd)", wide)
-    tape.make("dweight", hidden * FP32_NBYTES)
+    make_grad(tape, s, "dweight", hidden, FP32_NBYTES)
     tape.free("dh x rstd")
     cast_grad(tape, s, "dweight", hidden, FP32_NBYTES)
-    tape.free("dh", "x rstd", "dweight")
+    tape.free("dh", "x rstd")
+    tape.give_grad(s, "dweight", Ready(0))
 
     tape.make("d(x rstd) x", wide)
     tape.make("dx", wide)
@@ -175,7 +204,7 @@ def _rms_norm_backward(tape: Tape, s: Sizes, place: Place) -> None:
         add_grads(tape, s, "wide dx", "dx", "wide dx", wide)
         tape.make("dx", s.rows(hidden))
         tape.free("wide dx")
-    elif not place.first:
+    elif not place.input_held:
         tape.free("x")
     add_input_grad(tape, s, place, "dx")
 
@@ -237,7 +266,7 @@ def attention_backward(tape: Tape, s: Sizes, inputs: tuple[str, ...]) -> None:
     narrow = (2 * query * key * s.itemsize,) if s.is_narrow else ()
     with tape.scratch(2 * query * key * FP32_NBYTES, *narrow, query * FP32_NBYTES):
         pass
-    tape.free("dmixed", "mixed", "logsumexp", *inputs)
+    tape.free("dmixed", *sorted(inputs), "logsumexp", "mixed")  # in the order torch lets go of what it saved
 
 
 def cross_entropy(tape: Tape, s: Sizes) -> None:

@@ -26,6 +26,11 @@ class Ledger:
         self._close()
         return Events(tuple(self._wheres), tuple(self._stretches))
 
+    @property
+    def where(self) -> Where:
+        """Where in the step the next events happen."""
+        return self._where
+
     def at(self, phase: str, op: str, unit: str) -> None:
         """Say where in the step the next events happen."""
         if self._open:

@@ -5,19 +5,23 @@ with P parameters, N ranks and the recipe's widths p (parameter), g (gradient), 
 
     ddp    (p + g + k) P            zero1  (p + g) P + k P/N
     zero2  p P + (g + k) P/N        zero3  (p + g + k) P/N
+    hybrid_shard  (p + g + k) P/G in shard groups of G ranks, whatever N
+    megatron_optim  (p + g) P + k P/N: zero1's, with shards of one buffer over all units
 
 (ZeRO, Rajbhandari et al., arXiv 1910.02054, section 5 and Figure 1, with p = g = 2 and k = 12.) P is counted with each
-unit's padding, so the figure is what is really allocated; padding is also given apart.
+unit's padding, or with Megatron's the one buffer's, so the figure is what is really allocated; padding is also given
+apart.
 
 At the peak, rest plus the largest window of the step. With u the unit in use, of P_u parameters, s_u of them owned:
 
-    backward of u      p P_u + g P_u (ZeRO-3)    g P_u (ZeRO-2)    nothing more (DDP, ZeRO-1)
+    backward of u      p P_u + g P_u (ZeRO-3, HYBRID_SHARD)    g P_u (ZeRO-2)    nothing more (DDP, ZeRO-1, Megatron)
     update of u        t m s_u for the optimizer's t temporaries (AdamW's plain loop 2, foreach 1, fused 0), m the
                        moments' width; + s_u at the width of the update to cast another gradient
 
 A unit that embraces others (a tied root) stays gathered around them; prefetch adds the next units' p P, an
 asynchronous reduction the g P of the unit before. SHARD_GRAD_OP keeps p P of all units from the end of forward. Foreach
-updates all units together, so its s_u is the sum. Whole gradients held over micro-batches (no_sync) are g P of all.
+updates all units together, so its s_u is the sum, and Megatron's one buffer is all units as well. Whole gradients held
+over micro-batches (no_sync) are g P of all. Clipping borrows a few numbers.
 Activations come on top: `zeroviz.activations` has those, and
 `zeroviz.predict` walks both together.
 """
@@ -26,26 +30,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zeroviz.partition import Unit, buffer_numel, plan_for, shard_numel, shard_padding_numel
-from zeroviz.schedule import Op, OpKind, Phase, schedule
+from zeroviz.partition import Unit, buffer_numel, buffers_for, plan_for, shard_numel, shard_padding_numel
+from zeroviz.schedule import Op, OpKind, Phase, last_wait, schedule
 from zeroviz.spec import Offload, Recipe, RunSpec, Strategy
 from zeroviz.trace import Category
 
-# torch.optim keeps one fp32 scalar step counter for every tensor it updates; ours is one tensor a unit.
+# torch.optim keeps one fp32 scalar step counter for every tensor it updates; ours is one tensor a unit, or a buffer.
 STEP_COUNTER_NBYTES_PER_UNIT = 4
 
 
 def rest_by_category(spec: RunSpec) -> dict[Category, int]:
     """Bytes every rank holds between steps, padding included; the same on each rank. What is offloaded is HOST_..."""
-    units = plan_for(spec).units
-    whole = sum(buffer_numel(unit, spec) for unit in units)
-    shard = sum(shard_numel(unit, spec) for unit in units)
+    buffers = buffers_for(spec)
+    whole = sum(buffer_numel(buffer, spec) for buffer in buffers)
+    shard = sum(shard_numel(buffer, spec) for buffer in buffers)
     place = rest_places(spec)
     recipe, strategy = spec.recipe, spec.strategy
     rest = {
         place.param: (shard if strategy.shards_param else whole) * recipe.param.itemsize,
         place.grad: (shard if strategy.shards_grad else whole) * recipe.grad.itemsize,
-        place.moments: sum(recipe.moments_nbytes(shard_numel(unit, spec)) for unit in units),
+        place.moments: sum(recipe.moments_nbytes(shard_numel(buffer, spec)) for buffer in buffers),
     }
     if place.master:
         rest[place.master] = shard * recipe.update.itemsize
@@ -89,9 +93,9 @@ def rest_padding_nbytes(spec: RunSpec, rank: int) -> int:
     """
     recipe, strategy = spec.recipe, spec.strategy
     whole = shard = 0
-    for unit in plan_for(spec).units:
-        whole += buffer_numel(unit, spec) - unit.numel
-        shard += shard_padding_numel(unit, spec, rank)
+    for buffer in buffers_for(spec):
+        whole += buffer_numel(buffer, spec) - buffer.numel
+        shard += shard_padding_numel(buffer, spec, rank)
     master = recipe.update.itemsize if rest_places(spec).master else 0
     return (
         (shard if strategy.shards_param else whole) * recipe.param.itemsize
@@ -102,7 +106,7 @@ def rest_padding_nbytes(spec: RunSpec, rank: int) -> int:
 
 def step_counter_nbytes(spec: RunSpec) -> int:
     """Bytes of the optimizer's step counters, named apart: no published formula counts them."""
-    return STEP_COUNTER_NBYTES_PER_UNIT * len(plan_for(spec).units) if spec.optimizer.counts_steps else 0
+    return STEP_COUNTER_NBYTES_PER_UNIT * len(buffers_for(spec)) if spec.optimizer.counts_steps else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +131,7 @@ def windows(spec: RunSpec) -> tuple[Window, ...]:
     found: dict[Window, None] = {}
     gathered: set[int] = set()
     reducing: set[int] = set()
+    last = last_wait(spec.strategy)
     for op in schedule(spec):
         match op.kind:
             case OpKind.UNSHARD:
@@ -135,8 +140,8 @@ def windows(spec: RunSpec) -> tuple[Window, ...]:
                 gathered.discard(_index(op))
             case OpKind.PREPARE_GRAD if spec.strategy.shards_grad:
                 reducing.add(_index(op))
-            case OpKind.WAIT_REDUCE:
-                reducing.discard(_index(op))
+            case OpKind.WAIT_REDUCE | OpKind.WAIT_REPLICAS if op.kind is last and op.unit is not None:
+                reducing.discard(op.unit)
             case OpKind.FORWARD | OpKind.RECOMPUTE | OpKind.BACKWARD:
                 window = Window(
                     phase=op.phase.value,
@@ -146,7 +151,7 @@ def windows(spec: RunSpec) -> tuple[Window, ...]:
                 )
                 found[window] = None
             case OpKind.OPTIMIZER_STEP:
-                found[_update_window(spec, units if op.unit is None else (units[op.unit],))] = None
+                found[_update_window(spec, buffers_for(spec) if op.unit is None else (units[op.unit],))] = None
     return tuple(found)
 
 

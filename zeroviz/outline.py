@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from zeroviz.models import SublayerKind
-from zeroviz.partition import Place, Plan, Segment, plan_for
+from zeroviz.partition import Place, Plan, Segment, buffers_for, plan_for
 from zeroviz.schedule import Op, OpKind, Order, schedule
 
 MAX_PERIOD = 64  # tokens; blocks cut into layers repeat after 16. Longer patterns are walked through, repeats and all
@@ -47,7 +47,7 @@ class Run:
 class Outline:
     """The step in tokens. `sequence` indexes `tokens`; `ops` says of each of its positions which op that is part of.
 
-    numels: how many units there are of each size; a token's slot counts its keys.
+    numels: how many buffers there are of each size; a token's slot counts its keys.
     """
 
     plan: Plan
@@ -68,9 +68,10 @@ def outline(order: Order) -> Outline:
     """The outline of every spec with this order, whatever its batch, seq, ranks and precision."""
     spec = order.spec
     plan = plan_for(spec)
-    numels = Counter(unit.numel for unit in plan.units)
+    buffers = buffers_for(spec)
+    numels = Counter(buffer.numel for buffer in buffers)
     slots = {numel: slot for slot, numel in enumerate(numels)}
-    slot_of = [slots[unit.numel] for unit in plan.units]
+    slot_of = [slots[buffer.numel] for buffer in buffers]
     number: dict[Token, int] = {}
     sequence: list[int] = []
     ops: list[Op] = []

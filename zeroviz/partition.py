@@ -2,7 +2,8 @@
 
 A unit's parameters lie one after another in a flat buffer. A sharded strategy pads the buffer with (-numel) % N
 elements at its end, so that rank r owns [r * shard, (r+1) * shard) with shard = padded / N, as ZeRO's
-implementations do; the padding therefore falls to the last ranks.
+implementations do; the padding therefore falls to the last ranks. HYBRID_SHARD cuts by its group's G ranks instead of
+N: rank r owns what r % G says. Megatron's optimizer has one buffer, in which the units lie one after another.
 """
 
 from __future__ import annotations
@@ -31,15 +32,27 @@ class Unit:
 class Place:
     """Where a sublayer stands in its segment.
 
-    first, last: its input or its output crosses the segment's border, and so the caller holds it.
+    first, last: its input or its output crosses the segment's border, and so the caller holds it in forward.
     tied: embedding and head of a tied model are both in the segment.
     dropped: its output ends a recomputed region, where nobody takes it.
+    in_graph: the whole model is one graph, so that in backward nobody holds what crosses the border.
     """
 
     first: bool
     last: bool
     tied: bool
     dropped: bool = False
+    in_graph: bool = False
+
+    @property
+    def input_held(self) -> bool:
+        """Whether the caller holds the input until backward is over."""
+        return self.first and not self.in_graph
+
+    @property
+    def output_held(self) -> bool:
+        """Whether the caller holds the output's gradient while backward runs."""
+        return self.last and not self.in_graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +185,18 @@ def is_sharded(spec: RunSpec) -> bool:
     return spec.strategy is not Strategy.DDP
 
 
+def buffers_for(spec: RunSpec) -> tuple[Unit, ...]:
+    """What is cut into shards, reduced and updated in one go: each unit, or one buffer without a name over all."""
+    units = plan_for(spec).units
+    return (_whole_buffer(units),) if spec.strategy.has_whole_buffer else units
+
+
+@lru_cache(maxsize=256)
+def _whole_buffer(units: tuple[Unit, ...]) -> Unit:
+    params = tuple(shape for unit in units for shape in unit.params)
+    return Unit(0, "", params, sum(unit.numel for unit in units))
+
+
 def padded_numel(numel: int, num_ranks: int) -> int:
     """The next multiple of num_ranks: numel + (-numel) % num_ranks. 72 over 7 is 77: 5 added, not 2."""
     return numel + (-numel) % num_ranks
@@ -179,18 +204,19 @@ def padded_numel(numel: int, num_ranks: int) -> int:
 
 def buffer_numel(unit: Unit, spec: RunSpec) -> int:
     """Elements of the unit's flat buffer on every rank: padded when the strategy shards anything."""
-    return padded_numel(unit.numel, spec.ranks) if is_sharded(spec) else unit.numel
+    return padded_numel(unit.numel, spec.num_shards) if is_sharded(spec) else unit.numel
 
 
 def shard_numel(unit: Unit, spec: RunSpec) -> int:
     """Elements one rank owns of the unit, padding included: the same on every rank. The whole unit under DDP."""
-    return padded_numel(unit.numel, spec.ranks) // spec.ranks if is_sharded(spec) else unit.numel
+    return -(-unit.numel // spec.num_shards) if is_sharded(spec) else unit.numel
 
 
 def shard_bounds(unit: Unit, spec: RunSpec, rank: int) -> tuple[int, int]:
     """[start, stop) of the rank's shard inside the padded flat buffer."""
     shard = shard_numel(unit, spec)
-    return (rank * shard, (rank + 1) * shard) if is_sharded(spec) else (0, shard)
+    part = rank % spec.num_shards if is_sharded(spec) else 0
+    return part * shard, (part + 1) * shard
 
 
 def shard_padding_numel(unit: Unit, spec: RunSpec, rank: int) -> int:
@@ -203,7 +229,8 @@ def padding_numel(unit: Unit, spec: RunSpec) -> int:
     """Elements of padding in the gathered unit. FSDP2 cuts each parameter by rows and pads each to N equal chunks."""
     if spec.impl is Implementation.OWN:
         return buffer_numel(unit, spec) - unit.numel
-    padded_rows = [(shape, chunk_rows(shape.shape[0], spec.ranks) * spec.ranks) for shape in unit.params]
+    num_shards = spec.num_shards
+    padded_rows = [(shape, chunk_rows(shape.shape[0], num_shards) * num_shards) for shape in unit.params]
     return sum((rows - shape.shape[0]) * (shape.numel // shape.shape[0]) for shape, rows in padded_rows)
 
 
@@ -219,14 +246,19 @@ def local_rows(num_rows: int, num_ranks: int, rank: int) -> int:
 
 
 def alike_stretches(spec: RunSpec) -> tuple[range, ...]:
-    """Stretches of neighbouring ranks whose shards have equal padding in every unit; all ranks are one where none pads.
+    """Stretches of neighbouring ranks whose shards have equal padding in every buffer; all ranks are one where none
+    pads. Shard groups are copies of the first.
 
-    A unit's shards are full up to the rank in which it ends, that one is partly padding, and those after are all of it.
+    A buffer's shards are full up to the rank in which it ends, that one is partly padding, those after are all of it.
     """
-    borders = {0, spec.ranks}
+    size = spec.num_shards
+    borders = {0}
     if is_sharded(spec):
-        for unit in plan_for(spec).units:
-            whole, rest = divmod(unit.numel, shard_numel(unit, spec))
+        for buffer in buffers_for(spec):
+            whole, rest = divmod(buffer.numel, shard_numel(buffer, spec))
             borders |= {whole, whole + (rest > 0)}
-    ordered = sorted(border for border in borders if border <= spec.ranks)
-    return tuple(range(start, stop) for start, stop in pairwise(ordered))
+    starts = sorted(border for border in borders if border < size)
+    if len(starts) == 1:
+        return (range(spec.ranks),)
+    ordered = [group + start for group in range(0, spec.ranks, size) for start in starts]
+    return tuple(range(start, stop) for start, stop in pairwise([*ordered, spec.ranks]))

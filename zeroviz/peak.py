@@ -3,13 +3,13 @@
 It equals `predict(spec).ranks[0].peak()` in every field and for every spec; tests/pure/test_peak.py compares the two.
 
 [Note: linear moments] At any moment a rank holds a set of tensors. The size of each is a whole multiple of n = batch
-seq, of seq, of a constant, or of the elements of some unit's whole buffer w or shard s. Which tensors they are depends
-on the step's order and on the recipe, but not on batch, seq or N. So with all these fixed, what is held at a
-moment is a linear form
+seq, of seq, of a constant, or of the elements of some unit's whole buffer w or shard s (Megatron's one buffer over all
+units is like a unit here). Which tensors they are depends on the step's order and on the recipe, but not on batch, seq
+or N. So with all these fixed, what is held at a moment is a linear form
 
     a n + b seq + c + sum over unit sizes (d w + e s + f q)    s = ceil(numel / N), w = N s; DDP: s = w = numel
 
-with q = ceil(s / 2048), the scales of a quantized moment,
+with G in place of N under HYBRID_SHARD, q = ceil(s / 2048), the scales of a quantized moment,
 
 and the peak is the largest of the step's forms, the first of them where several are equal. Every variable is at least
 1. So a moment whose coefficients are nowhere above those of another one is never larger, and it is no candidate if the
@@ -34,7 +34,7 @@ from zeroviz.memory import RestPlaces
 from zeroviz.models import Family, ModelShape
 from zeroviz.outline import Outline, Token, outline
 from zeroviz.predict import NBYTES_PER_TOKEN_ID
-from zeroviz.schedule import OpKind, Order
+from zeroviz.schedule import OpKind, Order, last_wait
 from zeroviz.spec import DType, Recipe, RunSpec, Strategy
 from zeroviz.sublayers import dry_pass, passes, release
 from zeroviz.tape import Sizes
@@ -43,6 +43,7 @@ from zeroviz.trace import CATEGORY_ORDER, Category, Peak
 # Coefficients of (n, seq, 1), and after them of (w, s, q) for each distinct size of a unit.
 Form = tuple[int, ...]
 NUM_FIXED = 3
+CONSTANT = 2
 NUM_PER_SIZE = 3
 AT_REST = -1  # the position of the moment before the step
 
@@ -80,9 +81,9 @@ class Moments:
         """What the variables are for `spec`; whole buffers without their padding where `padded` is False."""
         values = [spec.batch * spec.seq, spec.seq, 1]
         for numel in self.step.numels:
-            shard = numel if spec.strategy is Strategy.DDP else -(-numel // spec.ranks)
+            shard = numel if spec.strategy is Strategy.DDP else -(-numel // spec.num_shards)
             is_whole = spec.strategy is Strategy.DDP or not padded
-            values += (numel if is_whole else shard * spec.ranks, shard, spec.recipe.num_scales(shard))
+            values += (numel if is_whole else shard * spec.num_shards, shard, spec.recipe.num_scales(shard))
         return values
 
 
@@ -210,7 +211,7 @@ def _piece(token: Token, step: Outline, order: Order, recipe: Recipe, width: int
     """What the walk in `zeroviz.predict` books for this token, as forms of `width` coefficients."""
     if token.sublayer or token.released or token.op in (OpKind.LOAD_BATCH, OpKind.DROP_BATCH):
         return _compute_piece(token, order.model, recipe, width)
-    param, grad = recipe.param.itemsize, recipe.grad.itemsize
+    param, grad, ends = recipe.param.itemsize, recipe.grad.itemsize, last_wait(order.strategy)
     whole = NUM_FIXED + NUM_PER_SIZE * token.slot
 
     def change(category: Category, itemsize: int, at: int = whole) -> tuple[Category, Form]:
@@ -224,8 +225,11 @@ def _piece(token: Token, step: Outline, order: Order, recipe: Recipe, width: int
             changes = [change(Category.UNSHARDED_PARAM, -param)]
         case OpKind.PREPARE_GRAD if order.strategy.shards_grad:
             changes = [change(Category.UNSHARDED_GRAD, grad)]
-        case OpKind.WAIT_REDUCE if order.strategy.shards_grad:
+        case OpKind.WAIT_REDUCE | OpKind.WAIT_REPLICAS if order.strategy.shards_grad and token.op is ends:
             changes = [change(Category.UNSHARDED_GRAD, -grad)]
+        case OpKind.CLIP_GRAD:  # the sum of squares, and beside it one norm at a time
+            made = 2 * [change(Category.TEMPORARY, DType.FP32.itemsize, CONSTANT)]
+            changes = [*made, *((category, tuple(map(neg, form))) for category, form in made)]
         case OpKind.OPTIMIZER_STEP:
             # The cast of another gradient, then the optimizer's temporaries; of all units, or of the token's.
             slots = range(len(step.numels)) if order.optimizer.steps_together else (token.slot,)
@@ -281,7 +285,7 @@ def input_form(model: ModelShape, recipe: Recipe) -> Form:
     """`zeroviz.predict.input_nbytes` as coefficients of n, seq and 1."""
     if model.family is Family.BARE:
         return (0, 0, 0)
-    tables = 2 * (model.head_dim // 2) * recipe.param.itemsize if model.family is Family.LLAMA else 0
+    tables = 2 * (model.head_dim // 2) * recipe.compute.itemsize if model.family is Family.LLAMA else 0
     return (2 * NBYTES_PER_TOKEN_ID, tables, 0)
 
 

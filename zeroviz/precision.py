@@ -38,16 +38,24 @@ class Precision(Enum):
     """2 + 4 + 4 + 8 = 18: as bf16-mixed with gradients accumulated and reduced in fp32 (Megatron's 18)."""
     BF16 = "bf16"
     """2 + 2 + 4 = 8: everything in bf16, no master."""
+    FSDP_MIXED = "fsdp-mixed"
+    """4 + 4 + 8 = 16: fp32 shards, gathered and computed with in bf16; the shard itself is the master (the mixed
+    precision of FSDP1 and FSDP2, which alone have it). What gradients are reduced in is `Settings.reduce_dtype`."""
 
     @property
     def param(self) -> DType:
-        """Resident and compute dtype of the parameters."""
+        """Resident dtype of the parameters."""
+        return DType.FP32 if self in (Precision.FP32, Precision.FSDP_MIXED) else DType.BF16
+
+    @property
+    def compute(self) -> DType:
+        """Dtype of the parameters a unit is computed with, and of its activations."""
         return DType.FP32 if self is Precision.FP32 else DType.BF16
 
     @property
     def grad(self) -> DType:
-        """Dtype in which the gradient is accumulated, reduced and kept."""
-        return DType.FP32 if self in (Precision.FP32, Precision.BF16_FP32GRAD) else DType.BF16
+        """Dtype in which the gradient is kept; but for fsdp-mixed also that in which it is added up and reduced."""
+        return DType.BF16 if self in (Precision.BF16_MIXED, Precision.BF16) else DType.FP32
 
     @property
     def master(self) -> DType | None:
@@ -63,6 +71,12 @@ class Precision(Enum):
     def bytes_per_param(self) -> int:
         """Bytes of model states a parameter costs under AdamW when nothing is sharded."""
         return recipe_of(self, None, Optimizer.ADAMW).bytes_per_param
+
+
+OWN_PRECISIONS = tuple(precision for precision in Precision if precision is not Precision.FSDP_MIXED)
+"""The recipes of our own implementation: parameters are held as they are computed with."""
+WHOLE_BUFFER_PRECISIONS = (Precision.FP32, Precision.BF16_FP32GRAD)
+"""Those of Megatron's optimizer, whose one gradient buffer is fp32."""
 
 
 class Optimizer(Enum):
@@ -110,11 +124,13 @@ class Optimizer(Enum):
 class Recipe:
     """The dtype of every copy of the model states, and how many moments there are: a Precision with its options set.
 
-    param: resident and compute dtype. grad: in which the gradient is added up, reduced and kept. master: None where
-    the parameter itself is updated. moments: of each moment.
+    param: resident dtype. compute: of the parameters a unit is computed with. grad: in which the gradient is kept, and
+    unless param and compute differ added up and reduced. master: None where the parameter itself is updated. moments:
+    of each moment.
     """
 
     param: DType
+    compute: DType
     grad: DType
     master: DType | None
     moments: DType
@@ -149,4 +165,6 @@ class Recipe:
 def recipe_of(precision: Precision, grad: DType | None, optimizer: Optimizer) -> Recipe:
     """`precision` with another gradient dtype, if one is given, and the moments of `optimizer`."""
     moments = DType.INT8 if optimizer is Optimizer.ADAMW_8BIT else precision.moments
-    return Recipe(precision.param, grad or precision.grad, precision.master, moments, optimizer.num_moments)
+    return Recipe(
+        precision.param, precision.compute, grad or precision.grad, precision.master, moments, optimizer.num_moments
+    )

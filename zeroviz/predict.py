@@ -10,22 +10,22 @@ from dataclasses import replace
 from functools import lru_cache
 
 from zeroviz import activations, artefacts
-from zeroviz.collectives import CollectiveOp
+from zeroviz.activations import NBYTES_PER_TOKEN_ID as NBYTES_PER_TOKEN_ID
+from zeroviz.activations import input_nbytes as input_nbytes
+from zeroviz.collectives import CollectiveOp, Group
 from zeroviz.errors import SpecError
 from zeroviz.implementations import not_predicted
 from zeroviz.ledger import Ledger
 from zeroviz.link import Direction, Transfer
 from zeroviz.memory import rest_by_category, rest_padding_nbytes, step_counter_nbytes
 from zeroviz.models import Family
-from zeroviz.partition import Plan, Unit, alike_stretches, buffer_numel, plan_for, shard_numel
+from zeroviz.partition import Plan, Unit, alike_stretches, buffer_numel, buffers_for, plan_for, shard_numel
 from zeroviz.rank_trace import AlikeRanks
-from zeroviz.schedule import Op, OpKind, schedule
+from zeroviz.schedule import Op, OpKind, last_wait, schedule
 from zeroviz.spec import DType, Implementation, RunSpec, Strategy, Zero1Form
 from zeroviz.tape import Sizes
 from zeroviz.trace import Category, Collective, Origin, RankTrace, Trace
 from zeroviz.witness.registry import PREDICTED
-
-NBYTES_PER_TOKEN_ID = 8  # torch indexes embeddings and targets with int64
 
 # Ops that neither allocate nor free.
 _WAITS = frozenset({OpKind.WAIT_UNSHARD, OpKind.WAIT_SYNC})
@@ -70,15 +70,6 @@ def predict(spec: RunSpec) -> Trace:
     return Trace(Origin.PREDICTED, spec, ranks, notes=notes)
 
 
-def input_nbytes(spec: RunSpec) -> int:
-    """Bytes of one rank's batch: tokens and targets, and for rotary models the (seq, head_dim/2) cos and sin tables."""
-    model = spec.model
-    if model.family is Family.BARE:
-        return 0
-    tables = 2 * spec.seq * (model.head_dim // 2) * spec.recipe.param.itemsize
-    return 2 * NBYTES_PER_TOKEN_ID * spec.num_tokens_per_rank + (tables if model.family is Family.LLAMA else 0)
-
-
 def gradient_op(spec: RunSpec) -> CollectiveOp:
     """The collective that reduces a unit's gradient."""
     naive = spec.strategy is Strategy.ZERO1 and spec.zero1_form is Zero1Form.ALL_REDUCE
@@ -88,14 +79,17 @@ def gradient_op(spec: RunSpec) -> CollectiveOp:
 class _Walk:
     """The state of one walk: the ledger, the collectives and the transfers so far.
 
-    numels: elements of each unit's whole buffer and of a shard. summed: units whose gradient shard already holds an
-    earlier micro-batch's.
+    buffers: the units, or the one buffer over all of them, which is what ops without a unit work on. numels: elements
+    of each whole buffer and of its shard. summed: units whose gradient shard already holds an earlier micro-batch's.
     """
 
     def __init__(self, spec: RunSpec, plan: Plan) -> None:
         self.spec, self.plan = spec, plan
         self.sizes = Sizes.of(spec)
-        self.numels = [(buffer_numel(unit, spec), shard_numel(unit, spec)) for unit in plan.units]
+        self.buffers = buffers_for(spec)
+        self.numels = [(buffer_numel(buffer, spec), shard_numel(buffer, spec)) for buffer in self.buffers]
+        self.within = Group.SHARD if spec.strategy.replicates else Group.ALL
+        self.num_in = {Group.ALL: spec.ranks, Group.SHARD: spec.num_shards, Group.REPLICA: spec.num_replicas}
         self.ledger = Ledger()
         self.collectives: list[Collective] = []
         self.transfers: list[Transfer] = []
@@ -113,27 +107,30 @@ class _Walk:
             OpKind.PREPARE_GRAD: self._prepare_grad,
             OpKind.REDUCE_GRAD: self._reduce_grad,
             OpKind.WAIT_REDUCE: self._wait_reduce,
+            OpKind.REDUCE_REPLICAS: self._reduce_replicas,
+            OpKind.WAIT_REPLICAS: self._finish_reduction,
             OpKind.SYNC_PARAM: self._sync_param,
         }
 
     def visit(self, op: Op) -> None:
-        kind, units = op.kind, self.plan.units
-        unit = None if op.unit is None else units[op.unit]
+        kind, buffers = op.kind, self.buffers
+        unit = None if op.unit is None else self.plan.units[op.unit]
         self.ledger.at(op.phase.label, kind.label, unit.name if unit else "")
         if (compute := self.compute.get(kind)) is not None:
             assert op.segment is not None
             compute(self.ledger, self.sizes, self.plan.segments[op.segment])
         elif (visit := self.visits.get(kind)) is not None:
-            assert unit is not None
-            visit(op, unit)
+            visit(op, unit or buffers[0])
         elif kind is OpKind.LOAD_BATCH:
             self.ledger.alloc("batch", input_nbytes(self.spec), Category.INPUT)
         elif kind is OpKind.DROP_BATCH:
             self.ledger.free("batch")
+        elif kind is OpKind.CLIP_GRAD:
+            self._clip(op)
         elif kind is OpKind.OPTIMIZER_STEP:
-            self._update(units if unit is None else (unit,))
+            self._update(buffers if unit is None else (unit,))
         elif kind is OpKind.HOST_STEP:
-            self._update_on_host(op, units if unit is None else (unit,))
+            self._update_on_host(op, buffers if unit is None else (unit,))
         else:
             assert kind in _WAITS
 
@@ -157,6 +154,14 @@ class _Walk:
 
     def _wait_reduce(self, op: Op, unit: Unit) -> None:
         artefacts.end_copies(self.ledger, unit.index)
+        if op.kind is last_wait(self.spec.strategy):
+            self._finish_reduction(op, unit)
+
+    def _reduce_replicas(self, op: Op, unit: Unit) -> None:
+        shard = self.numels[unit.index][1]
+        self._send(CollectiveOp.ALL_REDUCE, self.spec.recipe.grad, shard, op, unit, among=Group.REPLICA)
+
+    def _finish_reduction(self, op: Op, unit: Unit) -> None:
         self.ledger.replay(self.divisor)  # divided by N
         if self.shards_grad:
             if self.moves_params:
@@ -174,6 +179,15 @@ class _Walk:
             ledger.alloc("slice", shard * recipe.grad.itemsize, Category.HOST_TEMPORARY)
             ledger.free("slice")
         self.summed.add(unit.index)
+
+    def _clip(self, op: Op) -> None:
+        """The norm of what a rank owns, of all ranks that own other parts, and the scale."""
+        grad = self.spec.recipe.grad
+        before, after = artefacts.clip_of(tuple(shard for _, shard in self.numels), grad)
+        self.ledger.replay(before)
+        if self.spec.strategy.shards_optimizer:
+            self._send(CollectiveOp.ALL_REDUCE, DType.FP32, 1, op)
+        self.ledger.replay(after)
 
     def _update(self, units: tuple[Unit, ...]) -> None:
         """The optimizer on the device. `Optimizer` says what it makes; all of `units` at the same time.
@@ -221,11 +235,15 @@ class _Walk:
         numels = tuple(self.numels[unit.index][1] for unit in units)
         self.ledger.replay(artefacts.update_of(self.spec.optimizer, numels, self.spec.recipe.moments, category))
 
-    def _send(self, op: CollectiveOp, dtype: DType, numel: int, at: Op, unit: Unit) -> None:
-        if self.spec.ranks > 1:
-            payload = numel * dtype.itemsize
-            artefacts.start_copies(self.ledger, op, payload, unit.index)
-            self.collectives.append(Collective(op, dtype.value, self.spec.ranks, payload, at.phase.label, unit.name))
+    def _send(
+        self, op: CollectiveOp, dtype: DType, numel: int, at: Op, unit: Unit | None = None, among: Group | None = None
+    ) -> None:
+        """Among the ranks that shard together, unless others are named. A group of one rank sends nothing."""
+        group = among or self.within
+        if (num_ranks := self.num_in[group]) > 1:
+            payload, name = numel * dtype.itemsize, unit.name if unit else ""
+            artefacts.start_copies(self.ledger, op, payload, unit.index if unit else None)
+            self.collectives.append(Collective(op, dtype.value, num_ranks, payload, at.phase.label, name, group))
 
     def _transfer(self, direction: Direction, dtype: DType, numel: int, at: Op, unit: Unit) -> None:
         nbytes = numel * dtype.itemsize

@@ -14,7 +14,7 @@ from operator import eq
 from typing import Any, overload
 
 from zeroviz.category import CATEGORY_ORDER, Category
-from zeroviz.collectives import CollectiveOp
+from zeroviz.collectives import CollectiveOp, Group
 from zeroviz.device_lines import DeviceLines
 from zeroviz.errors import TraceError
 from zeroviz.events import Event, as_events
@@ -189,7 +189,8 @@ def rank_to_dict(rank: RankTrace) -> dict[str, Any]:
         "rest": {category.value: nbytes for category, nbytes in rank.rest.items()},
         "events": [[e.phase, e.op, e.unit, e.category.value, e.delta_nbytes] for e in rank.events],
         "collectives": [
-            [c.op.value, c.dtype, c.num_ranks, c.payload_nbytes, c.phase, c.unit] for c in rank.collectives
+            [c.op.value, c.dtype, c.num_ranks, c.payload_nbytes, c.phase, c.unit, *_group_of(c)]
+            for c in rank.collectives
         ],
         "transfers": [[t.direction.value, t.dtype, t.nbytes, t.phase, t.unit] for t in rank.transfers],
         "padding_nbytes": rank.padding_nbytes,
@@ -208,8 +209,8 @@ def rank_from_dict(data: Mapping[str, Any]) -> RankTrace:
         rest={Category(name): int(nbytes) for name, nbytes in data["rest"].items()},
         events=tuple(Event(p, o, u, Category(c), int(n)) for p, o, u, c, n in data["events"]),
         collectives=tuple(
-            Collective(CollectiveOp(op), dtype, int(n), int(payload), phase, unit)
-            for op, dtype, n, payload, phase, unit in data["collectives"]
+            Collective(CollectiveOp(op), dtype, int(n), int(payload), phase, unit, *map(Group, group))
+            for op, dtype, n, payload, phase, unit, *group in data["collectives"]
         ),
         transfers=tuple(
             Transfer(Direction(direction), dtype, int(nbytes), phase, unit)
@@ -222,6 +223,11 @@ def rank_from_dict(data: Mapping[str, Any]) -> RankTrace:
         losses=tuple(nan if loss is None else loss for loss in data["losses"]),
         step_time_ns=tuple(data["step_time_ns"]),
     )
+
+
+def _group_of(call: Collective) -> list[str]:
+    """Named where it is not every rank: files from before there were groups have none."""
+    return [] if call.group is Group.ALL else [call.group.value]
 
 
 def ranks_to_list(ranks: Sequence[RankTrace]) -> list[dict[str, Any]]:

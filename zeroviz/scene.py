@@ -66,7 +66,10 @@ class Padding:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One rank, or several equal ones, as one source sees them; also the outline up to the peak."""
+    """One rank, or several equal ones, as one source sees them; also the outline up to the peak.
+
+    name: what the row is called where it is not by its ranks, as when rows are of different specs.
+    """
 
     id: str
     index: int
@@ -77,9 +80,17 @@ class Row:
     peak_place: str
     rest_difference: int | None
     peak_difference: int | None
+    name: str = ""
+
+    @property
+    def group(self) -> tuple[str, tuple[int, ...]]:
+        """Rows of one group stand together, under one label: sources of the same thing."""
+        return self.name, self.ranks
 
     @property
     def rank_label(self) -> str:
+        if self.name:
+            return self.name
         return f"rank {self.ranks[0]}" if len(self.ranks) == 1 else f"ranks {self.ranks[0]}-{self.ranks[-1]}"
 
     @property
@@ -160,13 +171,10 @@ def build_scene(
         ours = predicted.ranks[ranks[0]]
         for trace in (predicted, measured) if measured is not None else (predicted,):
             seen = trace.ranks[ranks[0]]
-            row = _row(len(rows), ranks, trace.origin, seen, None if trace is predicted else ours)
+            row = row_of(len(rows), ranks, trace.origin, seen, None if trace is predicted else ours)
             rows.append(row)
-            segments += _segments(row, seen)
-            if seen.padding_nbytes:
-                stays = sum(s.nbytes for s in segments if _is_solid(s, row))
-                start = max(0, stays - seen.padding_nbytes)
-                paddings.append(Padding(f"{row.id}-padding", row.index, start, seen.padding_nbytes))
+            segments += segments_of(row, seen)
+            paddings += paddings_of(row, seen, segments)
     axis_max = max(reference.nbytes if reference else 0, *(row.peak_nbytes for row in rows))
     unit, scale = axis_unit(axis_max)
     return Scene(
@@ -177,7 +185,7 @@ def build_scene(
         rows=tuple(rows),
         segments=tuple(segments),
         paddings=tuple(paddings),
-        legend=_legend(segments, paddings, axis_max),
+        legend=legend_of(segments, paddings, axis_max),
         ticks=ticks(0, axis_max, scale),
         axis_label=axis_words(unit, scale, "held by a rank"),
         axis_max=axis_max,
@@ -212,11 +220,15 @@ def _figures(rank: RankTrace) -> tuple[object, ...]:
     return rank.at_rest, peak.by_category, place_text(peak), rank.padding_nbytes
 
 
-def _row(index: int, ranks: tuple[int, ...], origin: Origin, seen: RankTrace, ours: RankTrace | None) -> Row:
+def row_of(
+    index: int, ranks: tuple[int, ...], origin: Origin, seen: RankTrace, ours: RankTrace | None, name: str = ""
+) -> Row:
+    """The row of what `seen` holds; `ours` is what it is compared with."""
     peak = seen.peak()
-    name = f"rank{ranks[0]}" if len(ranks) == 1 else f"rank{ranks[0]}-{ranks[-1]}"
+    ident = f"rank{ranks[0]}" if len(ranks) == 1 else f"rank{ranks[0]}-{ranks[-1]}"
+    ident = f"{name.replace(' ', '-')}-{ident}" if name else ident
     return Row(
-        id=f"{name}-{SOURCE_LABEL[origin]}",
+        id=f"{ident}-{SOURCE_LABEL[origin]}",
         index=index,
         ranks=ranks,
         origin=origin,
@@ -225,10 +237,19 @@ def _row(index: int, ranks: tuple[int, ...], origin: Origin, seen: RankTrace, ou
         peak_place=place_text(peak),
         rest_difference=None if ours is None else seen.rest_nbytes - ours.rest_nbytes,
         peak_difference=None if ours is None else peak.total - ours.peak().total,
+        name=name,
     )
 
 
-def _segments(row: Row, seen: RankTrace) -> list[Segment]:
+def paddings_of(row: Row, seen: RankTrace, segments: Iterable[Segment]) -> list[Padding]:
+    """The row's padding, if there is any, at the end of what is held at rest and at the peak."""
+    if not seen.padding_nbytes:
+        return []
+    stays = sum(s.nbytes for s in segments if _is_solid(s, row))
+    return [Padding(f"{row.id}-padding", row.index, max(0, stays - seen.padding_nbytes), seen.padding_nbytes)]
+
+
+def segments_of(row: Row, seen: RankTrace) -> list[Segment]:
     """What is held at rest and at the peak from 0 up; then, from the same place on, what is held at rest alone and what
     the peak adds. Our own implementation holds at the peak all that it holds at rest."""
     rest, peak = seen.at_rest, seen.peak().by_category
@@ -255,7 +276,7 @@ def _is_solid(segment: Segment, row: Row) -> bool:
     return segment.row == row.index and segment.moment is Moment.REST and not segment.is_given_back
 
 
-def _legend(segments: list[Segment], paddings: list[Padding], axis_max: int) -> tuple[LegendEntry, ...]:
+def legend_of(segments: list[Segment], paddings: list[Padding], axis_max: int) -> tuple[LegendEntry, ...]:
     """What can be seen. Where an axis leaves all bars too short for that, what is there."""
     held = {segment.category for segment in segments if segment.moment is Moment.REST}
     visible = {segment.category for segment in segments if segment.nbytes >= MIN_SHARE_IN_LEGEND * axis_max}
@@ -275,10 +296,10 @@ def _subtitle(
         lines.append(_peak_line(f"{source} in an earlier run" if earlier else source, measured, unit))
     elif expects_run:
         lines.append("Measured: not run yet")
-    return (*lines, _wire_line(predicted, unit), *_link_line(predicted, unit))
+    return (*lines, wire_line(predicted, unit), *_link_line(predicted, unit))
 
 
-def _wire_line(trace: Trace, unit: str) -> str:
+def wire_line(trace: Trace, unit: str) -> str:
     """What a rank sends in a step, and how many times what DDP's one all-reduce of the gradient sends."""
     spec, sent = trace.spec, max(rank.sent_nbytes for _, rank in alike(trace.ranks))
     if spec.ranks == 1:

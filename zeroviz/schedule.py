@@ -11,6 +11,13 @@ unit of it is gathered for that, freed, and gathered once more for its backward,
 
 [Note: overlap] Communication is two ops, start and wait. With `prefetch` 0 and `async_reduce` off the wait follows the
 start at once. Otherwise compute ops stand between them; the bytes they hold meanwhile are the price of overlap.
+
+[Note: two groups] HYBRID_SHARD is ZeRO-3 within a shard group, and one op more: when a unit's gradient has been
+reduce-scattered in the group, the shard that is left of it, 1/G, is all-reduced among the ranks that hold the same
+shard. That follows the first reduction's wait at once, with or without `async_reduce`.
+
+[Note: one buffer] Megatron's optimizer keeps parameters and gradients in one buffer over the whole model. Its ops name
+no unit: the buffer is zeroed before the first backward, reduced after the last, updated and gathered as a whole.
 """
 
 from __future__ import annotations
@@ -55,15 +62,22 @@ class OpKind(Enum):
     RESHARD = "reshard"
     """Free u's full parameters; only the shard stays."""
     PREPARE_GRAD = "prepare grad"
-    """Zero u's full gradient buffer; ZeRO-2 and ZeRO-3 allocate it here."""
+    """Zero u's full gradient buffer; strategies that shard gradients allocate it here."""
     BACKWARD = "backward"
     """Run backward of s from its stored pair; gradients add up in u's full gradient buffer."""
     REDUCE_GRAD = "reduce grad"
     """Start the reduction of u's gradient: all-reduce, or reduce-scatter to the owners."""
     WAIT_REDUCE = "wait reduce"
-    """Wait for it, divide by N, and (ZeRO-2, ZeRO-3) free the full gradient buffer."""
+    """Wait for it, divide by N, and (where gradients are sharded) free the full gradient buffer; HYBRID_SHARD only
+    waits."""
+    REDUCE_REPLICAS = "reduce replicas"
+    """Start the all-reduce of u's gradient shard across the shard groups."""
+    WAIT_REPLICAS = "wait replicas"
+    """Wait for it, divide by N and free the full gradient buffer."""
     DROP_BATCH = "drop batch"
     """Free tokens and targets."""
+    CLIP_GRAD = "clip grad"
+    """Find the norm of the mean gradient over all parameters, across shards, and scale every owned gradient by it."""
     OPTIMIZER_STEP = "optimizer step"
     """Update the owned part of u (of every unit, where the optimizer steps all together); with a master copy, cast it
     back into the parameters."""
@@ -83,7 +97,7 @@ class OpKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One op of the schedule; `unit` and `segment` index the plan."""
+    """One op of the schedule; `unit` and `segment` index the plan. Without a unit it is of all of them."""
 
     kind: OpKind
     phase: Phase
@@ -104,6 +118,7 @@ class Order(NamedTuple):
     offload: Offload
     accumulation: int
     no_sync: bool | None
+    clips: bool
 
     @classmethod
     def of(cls, spec: RunSpec) -> Order:
@@ -118,12 +133,16 @@ class Order(NamedTuple):
             spec.offload,
             spec.accumulation,
             spec.no_sync,
+            spec.clip_norm is not None,
         )
 
     @property
     def spec(self) -> RunSpec:
         """A spec of this order."""
-        return RunSpec(**self._asdict(), batch=1, seq=1)
+        fields = self._asdict()
+        clips = fields.pop("clips")
+        shard_ranks = 1 if self.strategy.replicates else None
+        return RunSpec(**fields, shard_ranks=shard_ranks, clip_norm=1.0 if clips else None, batch=1, seq=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +163,11 @@ class Span:
     stop: int
 
 
+def last_wait(strategy: Strategy) -> OpKind:
+    """The op after which a unit's gradient is reduced. See [Note: two groups]."""
+    return OpKind.WAIT_REPLICAS if strategy.replicates else OpKind.WAIT_REDUCE
+
+
 def schedule(spec: RunSpec) -> tuple[Op, ...]:
     """The ops of one step of `spec`, in program order."""
     return _schedule(Order.of(spec))
@@ -156,15 +180,20 @@ def _schedule(order: Order) -> tuple[Op, ...]:
     ops: list[Op] = []
     for micro_batch in range(spec.accumulation):
         is_first, is_last = micro_batch == 0, micro_batch == spec.accumulation - 1
+        is_whole = spec.strategy.has_whole_buffer
         ops.append(Op(OpKind.LOAD_BATCH, Phase.FORWARD))
         ops += _Pass(spec, Phase.FORWARD, _forward_uses(plan)).ops()
+        if is_whole and is_first:
+            ops.append(Op(OpKind.PREPARE_GRAD, Phase.BACKWARD))
         ops += _Pass(
             spec,
             Phase.BACKWARD,
             _backward_uses(plan),
-            prepares_grad=is_first or (spec.reduces_each and spec.strategy.shards_grad),
-            reduces_grad=is_last or spec.reduces_each,
+            prepares_grad=not is_whole and (is_first or (spec.reduces_each and spec.strategy.shards_grad)),
+            reduces_grad=not is_whole and (is_last or spec.reduces_each),
         ).ops()
+        if is_whole and is_last:
+            ops += [Op(OpKind.REDUCE_GRAD, Phase.BACKWARD), Op(OpKind.WAIT_REDUCE, Phase.BACKWARD)]
         ops.append(Op(OpKind.DROP_BATCH, Phase.BACKWARD))
     ops += _optimizer_pass(spec, plan)
     return tuple(ops)
@@ -258,6 +287,9 @@ class _Pass:
     def _finish_reduction(self) -> None:
         if self.reducing is not None:
             self._add(OpKind.WAIT_REDUCE, self.reducing)
+            if self.spec.strategy.replicates:
+                self._add(OpKind.REDUCE_REPLICAS, self.reducing)
+                self._add(OpKind.WAIT_REPLICAS, self.reducing)
             self.reducing = None
 
 
@@ -282,16 +314,19 @@ def _spans(uses: list[Use]) -> list[Span]:
 
 
 def _optimizer_pass(spec: RunSpec, plan: Plan) -> list[Op]:
-    """Unit by unit, so that temporaries are one unit's; then the updated parameters travel (ZeRO-1, ZeRO-2)."""
+    """Unit by unit, so that temporaries are one unit's; then the updated parameters travel, where they are whole on
+    every rank and updated in shards. Gradients are clipped before, for their norm is that of all."""
     ops: list[Op] = []
-    syncs = spec.strategy in (Strategy.ZERO1, Strategy.ZERO2)
     step = OpKind.HOST_STEP if spec.offload.moves_optimizer else OpKind.OPTIMIZER_STEP
-    if spec.optimizer.steps_together:
+    together = spec.optimizer.steps_together
+    if spec.clip_norm is not None:
+        ops.append(Op(OpKind.CLIP_GRAD, Phase.OPTIMIZER))
+    if together:
         ops.append(Op(step, Phase.OPTIMIZER))
-    for unit in plan.units:
-        if not spec.optimizer.steps_together:
-            ops.append(Op(step, Phase.OPTIMIZER, unit.index))
-        if syncs:
-            ops.append(Op(OpKind.SYNC_PARAM, Phase.OPTIMIZER, unit.index))
-            ops.append(Op(OpKind.WAIT_SYNC, Phase.OPTIMIZER, unit.index))
+    for unit in (None,) if spec.strategy.has_whole_buffer else range(len(plan.units)):
+        if not together:
+            ops.append(Op(step, Phase.OPTIMIZER, unit))
+        if spec.strategy.syncs_param:
+            ops.append(Op(OpKind.SYNC_PARAM, Phase.OPTIMIZER, unit))
+            ops.append(Op(OpKind.WAIT_SYNC, Phase.OPTIMIZER, unit))
     return ops

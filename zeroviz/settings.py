@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from enum import Enum
 from typing import Any
 
 from zeroviz.errors import SpecError
@@ -15,6 +16,17 @@ from zeroviz.precision import DType
 from zeroviz.strategy import Implementation
 
 MIB = 2**20
+
+
+class BackwardPrefetch(Enum):
+    """When FSDP1 gathers the next unit of backward."""
+
+    PRE = "pre"
+    """Before the present unit's backward: the two are whole at the same time."""
+    POST = "post"
+    """After it, when its parameters are freed and before its gradient is reduced."""
+    NONE = "none"
+    """When its own backward begins."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +39,9 @@ class Settings:
     persistence_numel: int | None = None
     reduce_dtype: DType | None = None
     reshard_ranks: int | None = None
+    use_orig_params: bool | None = None
+    backward_prefetch: BackwardPrefetch | None = None
+    limit_all_gathers: bool | None = None
 
     @property
     def given(self) -> dict[str, Any]:
@@ -35,15 +50,13 @@ class Settings:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data; `from_dict` reads it back."""
-        return {name: value.value if isinstance(value, DType) else value for name, value in self.given.items()}
+        return {name: value.value if isinstance(value, Enum) else value for name, value in self.given.items()}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Settings:
         """The inverse of `to_dict`. TypeError or SpecError for other data."""
-        values = dict(data)
-        if (dtype := values.get("reduce_dtype")) is not None:
-            values["reduce_dtype"] = DType(dtype)
-        return cls(**values)
+        kinds = {name: setting.kind for name, setting in SETTINGS.items() if issubclass(setting.kind, Enum)}
+        return cls(**{name: kinds[name](value) if name in kinds else value for name, value in data.items()})
 
 
 LIBRARY_DEFAULTS = Settings()
@@ -53,7 +66,7 @@ LIBRARY_DEFAULTS = Settings()
 class Setting:
     """One of them. defaults: for each implementation that has it what it does unless told; library: its name there.
 
-    kind: bool, int or DType. least, most: of a number.
+    kind: bool, int or an Enum. least, most: of a number.
     """
 
     kind: type
@@ -106,6 +119,24 @@ SETTINGS: Mapping[str, Setting] = {
         {_FSDP2: "reshard_after_forward"},
         {_FSDP2: None},
     ),
+    "use_orig_params": Setting(
+        bool,
+        "keep each parameter a tensor of its own, 16-byte aligned in the flat one",
+        {_FSDP1: "use_orig_params"},
+        {_FSDP1: False},
+    ),
+    "backward_prefetch": Setting(
+        BackwardPrefetch,
+        "when the next unit of backward is gathered: pre, post or none",
+        {_FSDP1: "backward_prefetch"},
+        {_FSDP1: BackwardPrefetch.PRE},
+    ),
+    "limit_all_gathers": Setting(
+        bool,
+        "let no more than two gathered units wait for a GPU; on CPU nothing waits",
+        {_FSDP1: "limit_all_gathers"},
+        {_FSDP1: True},
+    ),
 }
 
 
@@ -130,13 +161,18 @@ def check_settings(settings: Settings, impl: Implementation) -> None:
                     f"{name} is {value!r}; it must be a whole number from {setting.least} to {setting.most:,}."
                 )
         elif not isinstance(value, setting.kind):
-            allowed = "true or false" if setting.kind is bool else "fp32 or bf16"
-            raise SpecError(f"{name} is {value!r}; it must be {allowed}.")
+            raise SpecError(f"{name} is {value!r}; it must be {_allowed(setting.kind)}.")
         if value is DType.INT8:
             raise SpecError(f"{name} is 'int8'; allowed are fp32 and bf16.")
+
+
+def _allowed(kind: type) -> str:
+    if kind is bool:
+        return "true or false"
+    return "fp32 or bf16" if kind is DType else " or ".join(member.value for member in kind)  # type: ignore[attr-defined]
 
 
 def _shown(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    return str(value.value if isinstance(value, DType) else value)
+    return str(value.value if isinstance(value, Enum) else value)

@@ -9,13 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
+from math import isfinite
 from typing import Any, TypeVar
 
 from zeroviz.errors import SpecError
 from zeroviz.implementations import check_implementation
 from zeroviz.models import PRESETS, Family, ModelShape
 from zeroviz.policies import KEEP_ALL, ONE_BLOCK, Checkpointing, Offload, UnitKind, UnitPolicy
-from zeroviz.precision import DType, Optimizer, Precision, Recipe, recipe_of
+from zeroviz.precision import WHOLE_BUFFER_PRECISIONS, DType, Optimizer, Precision, Recipe, recipe_of
 from zeroviz.settings import LIBRARY_DEFAULTS, Settings
 from zeroviz.strategy import Implementation, Strategy, Zero1Form
 
@@ -64,6 +65,7 @@ class RunSpec:
     """One training step on `ranks` ranks.
 
     batch: sequences on each rank. seq: tokens in a sequence.
+    shard_ranks: ranks of a shard group, G, of hybrid_shard: neighbouring ranks, N/G groups; None otherwise.
     prefetch: how many units ZeRO-3 gathers ahead of the one in use; 0 gathers each when it is needed.
     async_reduce: let a unit's gradient reduction overlap the backward of the unit before it.
     optimizer: what updates the parameters. grad_dtype: of the gradient, instead of the precision's own.
@@ -71,6 +73,7 @@ class RunSpec:
     accumulation: micro-batches a step, each of `batch` sequences. no_sync: reduce gradients in the last micro-batch
         only; None is what the strategy does by itself: whole gradients (DDP, ZeRO-1) are reduced once, sharded ones in
         every micro-batch.
+    clip_norm: scale the mean gradient down where its norm over all parameters exceeds this; None leaves it as it is.
     settings: of other people's implementations, where they are not the library's defaults.
     steps: training steps of a live run; at rest and peak are read in the last, and never in the first, in which
         Adam's state is still being made.
@@ -80,6 +83,7 @@ class RunSpec:
     strategy: Strategy = Strategy.ZERO3
     impl: Implementation = Implementation.OWN
     ranks: int = 2
+    shard_ranks: int | None = None
     precision: Precision = Precision.FP32
     unit: UnitPolicy = ONE_BLOCK
     batch: int = 1
@@ -93,6 +97,7 @@ class RunSpec:
     offload: Offload = Offload.NONE
     accumulation: int = 1
     no_sync: bool | None = None
+    clip_norm: float | None = None
     settings: Settings = LIBRARY_DEFAULTS
     steps: int = 3
     seed: int = 0
@@ -118,6 +123,7 @@ class RunSpec:
         if self.no_sync is not None and not isinstance(self.no_sync, bool):
             raise SpecError(f"no_sync is {self.no_sync!r}; it must be true, false or left to the strategy.")
         self._check_units()
+        self._check_groups()
         self._check_strategy()
         self._check_options()
         check_implementation(self)
@@ -151,6 +157,28 @@ class RunSpec:
                 what = "a bare parameter count has no blocks; use none, or name a model"
             raise SpecError(f"checkpointing is {str(self.checkpointing)!r}, but {what}.")
 
+    def _check_groups(self) -> None:
+        ranks, group = self.ranks, self.shard_ranks
+        if not self.strategy.replicates:
+            if group is not None:
+                raise SpecError(
+                    f"shard_ranks is {group!r} with strategy {self.strategy.value}, which has no groups of ranks; "
+                    "it can be set for hybrid_shard only."
+                )
+            return
+        if group is None:
+            raise SpecError(
+                f"strategy is hybrid_shard without shard_ranks; say how many of the {ranks} ranks shard together, "
+                f"one of {_divisors_text(ranks)}."
+            )
+        if isinstance(group, bool) or not isinstance(group, int) or not 1 <= group <= ranks:
+            raise SpecError(f"shard_ranks is {group!r}; it must be a whole number from 1 to the {ranks} ranks.")
+        if ranks % group:
+            raise SpecError(
+                f"shard_ranks is {group} with {ranks} ranks, but {ranks} is not divisible by {group}; use one of "
+                f"{_divisors_text(ranks)}, or ranks that are a multiple of {group}."
+            )
+
     def _check_strategy(self) -> None:
         if self.zero1_form is not Zero1Form.REDUCE_SCATTER and self.strategy is not Strategy.ZERO1:
             raise SpecError(
@@ -160,25 +188,55 @@ class RunSpec:
         if self.prefetch and not self.strategy.shards_param:
             raise SpecError(
                 f"prefetch is {self.prefetch} with strategy {self.strategy.value}, which keeps its parameters whole "
-                "and gathers none ahead; it can be set for zero3 and shard_grad_op only."
+                "and gathers none ahead; it can be set for zero3, shard_grad_op and hybrid_shard only."
             )
         if self.offload.moves_params and not self.strategy.shards_param:
             raise SpecError(
                 f"offload is 'params' with strategy {self.strategy.value}, which keeps its parameters whole on the "
-                "device; use zero3 or shard_grad_op, or offload optimizer."
+                "device; use zero3, shard_grad_op or hybrid_shard, or offload optimizer."
             )
         if self.no_sync is not None and self.accumulation == 1:
             raise SpecError(
                 "no_sync is set, but a step has one micro-batch, in which gradients are always reduced; "
                 "set accumulation to 2 or more, or leave no_sync out."
             )
-        if self.no_sync is False and self.strategy is Strategy.ZERO1:
+        if self.no_sync is False and self.strategy in (Strategy.ZERO1, Strategy.MEGATRON_OPTIM):
             raise SpecError(
-                "no_sync is false with strategy zero1, whose owners get their sums in a slice of the whole gradient, "
-                "once a step; leave no_sync out, or use zero2."
+                f"no_sync is false with strategy {self.strategy.value}, whose owners get their sums in a slice of the "
+                "whole gradient, once a step; leave no_sync out, or use zero2."
+            )
+        if self.strategy.has_whole_buffer:
+            self._check_whole_buffer()
+
+    def _check_whole_buffer(self) -> None:
+        if self.precision not in WHOLE_BUFFER_PRECISIONS or self.grad_dtype is not None:
+            raise SpecError(
+                f"precision is {self.precision.value!r}"
+                + (f" with grad_dtype {self.grad_dtype.value!r}" if self.grad_dtype else "")
+                + f" and strategy {self.strategy.value}, which reduces fp32 gradients; use precision fp32 or "
+                "bf16-fp32grad and no grad_dtype, or strategy zero1."
+            )
+        if self.offload is not Offload.NONE:
+            raise SpecError(
+                f"offload is {self.offload.value!r} with strategy {self.strategy.value}, whose states are one buffer "
+                "on the device; use offload none, or strategy zero1."
+            )
+        if self.async_reduce:
+            raise SpecError(
+                f"async_reduce is true with strategy {self.strategy.value}, whose gradients are one buffer that is "
+                "reduced when the whole backward is done; leave it out, or use strategy zero1."
             )
 
     def _check_options(self) -> None:
+        if (norm := self.clip_norm) is not None:
+            if isinstance(norm, bool) or not isinstance(norm, int | float) or not isfinite(norm) or norm <= 0:
+                raise SpecError(f"clip_norm is {norm!r}; it must be a number above 0, or left out.")
+            object.__setattr__(self, "clip_norm", float(norm))
+            if self.offload.moves_params:
+                raise SpecError(
+                    f"clip_norm is {self.clip_norm:g} with offload params, where gradients lie on the host; leave it "
+                    "out, or use offload optimizer, whose gradients are clipped on the device."
+                )
         if self.grad_dtype is DType.INT8:
             raise SpecError("grad_dtype is 'int8'; allowed are fp32 and bf16.")
         if self.optimizer is Optimizer.ADAMW_8BIT and self.offload.moves_optimizer:
@@ -186,6 +244,16 @@ class RunSpec:
                 f"optimizer is 'adamw-8bit' with offload {self.offload.value!r}: its update is a GPU kernel; "
                 "use offload none, or optimizer adamw."
             )
+
+    @property
+    def num_shards(self) -> int:
+        """Ranks among which a state that is sharded is cut: a shard group's, or all."""
+        return self.ranks if self.shard_ranks is None else self.shard_ranks
+
+    @property
+    def num_replicas(self) -> int:
+        """Ranks that hold the same shard: one in each shard group."""
+        return self.ranks // self.num_shards
 
     @property
     def num_tokens_per_rank(self) -> int:
@@ -218,6 +286,7 @@ class RunSpec:
             "strategy": self.strategy.value,
             "impl": self.impl.value,
             "ranks": self.ranks,
+            "shard_ranks": self.shard_ranks,
             "precision": self.precision.value,
             "unit": str(self.unit),
             "batch": self.batch,
@@ -228,6 +297,7 @@ class RunSpec:
             "offload": self.offload.value,
             "accumulation": self.accumulation,
             "no_sync": self.no_sync,
+            "clip_norm": self.clip_norm,
             "zero1_form": self.zero1_form.value,
             "prefetch": self.prefetch,
             "async_reduce": self.async_reduce,
@@ -247,6 +317,7 @@ class RunSpec:
                 strategy=parse_enum(Strategy, data["strategy"], "Strategy"),
                 impl=parse_enum(Implementation, data["impl"], "Implementation"),
                 ranks=data["ranks"],
+                shard_ranks=data.get("shard_ranks"),
                 precision=parse_enum(Precision, data["precision"], "Precision"),
                 unit=UnitPolicy.parse(data["unit"]),
                 batch=data["batch"],
@@ -257,6 +328,7 @@ class RunSpec:
                 offload=parse_enum(Offload, data["offload"], "Offload"),
                 accumulation=data["accumulation"],
                 no_sync=data["no_sync"],
+                clip_norm=data.get("clip_norm"),
                 zero1_form=parse_enum(Zero1Form, data["zero1_form"], "zero1_form"),
                 prefetch=data["prefetch"],
                 async_reduce=data["async_reduce"],
@@ -268,6 +340,11 @@ class RunSpec:
             raise SpecError(
                 f"A spec lacks or garbles a field ({error}); it must be what RunSpec.to_dict gave."
             ) from None
+
+
+def _divisors_text(ranks: int) -> str:
+    divisors = [number for number in range(1, ranks + 1) if ranks % number == 0]
+    return ", ".join(map(str, divisors))
 
 
 def _own_grad_dtype(data: dict[str, Any]) -> DType | None:

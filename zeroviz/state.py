@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
-from traitlets import Bool, HasTraits, Instance, Int, TraitError, Unicode, UseEnum, observe
+from traitlets import Bool, Float, HasTraits, Instance, Int, TraitError, Unicode, UseEnum, observe
 
 from zeroviz.backend import Backend, Progress, RunState
 from zeroviz.capacities import DEFAULT_GPU, DEFAULT_RESERVE_NBYTES, parse_capacity
@@ -59,6 +59,7 @@ class Explorer(HasTraits):
     model = Instance(ModelShape)
     strategy = UseEnum(Strategy, default_value=Strategy.ZERO3)
     ranks = Int(4)
+    shard_ranks = Int(None, allow_none=True)
     precision = UseEnum(Precision, default_value=Precision.FP32)
     unit = UseEnum(UnitKind, default_value=UnitKind.BLOCK)
     blocks = Int(1)
@@ -71,6 +72,7 @@ class Explorer(HasTraits):
     offload = UseEnum(Offload, default_value=Offload.NONE)
     accumulation = Int(1)
     no_sync = Bool(None, allow_none=True)
+    clip_norm = Float(None, allow_none=True)
     zero1_form = UseEnum(Zero1Form, default_value=Zero1Form.REDUCE_SCATTER)
     prefetch = Int(0)
     async_reduce = Bool(False)

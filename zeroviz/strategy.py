@@ -19,6 +19,13 @@ class Strategy(Enum):
     SHARD_GRAD_OP = "shard_grad_op"
     """Sharded at rest as ZeRO-3; a unit is gathered once, in forward, and kept to the end of its backward (FSDP's
     SHARD_GRAD_OP, or reshard_after_forward=False). Not the paper's ZeRO-2, whose parameters are never sharded."""
+    HYBRID_SHARD = "hybrid_shard"
+    """ZeRO-3 inside groups of G ranks, whole copies of it across the R = N/G groups: a unit is gathered and its
+    gradient reduce-scattered in the group, then the gradient shard is all-reduced across the groups."""
+    MEGATRON_OPTIM = "megatron_optim"
+    """Megatron's distributed optimizer: parameters and gradients whole, each in one buffer over the whole model;
+    optimizer state (and fp32 master) of 1/N of that buffer, wherever it cuts. ZeRO-1's wire, and its memory but for
+    padding; only the shards' bounds differ."""
 
     @property
     def label(self) -> str:
@@ -30,16 +37,31 @@ class Strategy(Enum):
 
     @property
     def shards_grad(self) -> bool:
-        return self in (Strategy.ZERO2, Strategy.ZERO3, Strategy.SHARD_GRAD_OP)
+        return self is Strategy.ZERO2 or self.shards_param
 
     @property
     def shards_param(self) -> bool:
-        return self in (Strategy.ZERO3, Strategy.SHARD_GRAD_OP)
+        return self in (Strategy.ZERO3, Strategy.SHARD_GRAD_OP, Strategy.HYBRID_SHARD)
+
+    @property
+    def syncs_param(self) -> bool:
+        """Whether whole parameters are updated in shards, which then have to travel."""
+        return self.shards_optimizer and not self.shards_param
 
     @property
     def reshards_after_forward(self) -> bool:
         """Whether a gathered unit is freed after its forward and gathered again for its backward."""
-        return self is Strategy.ZERO3
+        return self in (Strategy.ZERO3, Strategy.HYBRID_SHARD)
+
+    @property
+    def replicates(self) -> bool:
+        """Whether ranks form shard groups, which are copies of one another."""
+        return self is Strategy.HYBRID_SHARD
+
+    @property
+    def has_whole_buffer(self) -> bool:
+        """Whether shards are cut from one buffer over the whole model, and not from each unit's."""
+        return self is Strategy.MEGATRON_OPTIM
 
 
 _LABEL = {
@@ -48,6 +70,8 @@ _LABEL = {
     "zero2": "ZeRO-2",
     "zero3": "ZeRO-3",
     "shard_grad_op": "SHARD_GRAD_OP",
+    "hybrid_shard": "HYBRID_SHARD",
+    "megatron_optim": "Megatron optim",
 }
 
 

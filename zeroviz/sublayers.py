@@ -10,7 +10,7 @@ from zeroviz.category import Category
 from zeroviz.events import Changes
 from zeroviz.kernels import linear_backward
 from zeroviz.models import Family, SublayerKind
-from zeroviz.tape import FP32_NBYTES, Place, Sizes, Tape, add_grads
+from zeroviz.tape import FP32_NBYTES, Place, Ready, Sizes, Tape, add_grads
 
 
 @lru_cache(maxsize=1024)
@@ -19,13 +19,30 @@ def passes(sizes: Sizes, kind: SublayerKind, place: Place) -> tuple[Changes, Cha
 
     What the caller holds over the segment's border stays: `release` frees it.
     """
+    forward, tape = _both_passes(sizes, kind, place)
+    return forward, tape.take()
+
+
+@lru_cache(maxsize=1024)
+def passes_with_grads(
+    sizes: Sizes, kind: SublayerKind, place: Place
+) -> tuple[Changes, tuple[tuple[Changes, Ready], ...], Changes]:
+    """As `passes` where gradients are handed over: forward; the stretches of backward up to each gradient; the rest."""
+    forward, tape = _both_passes(sizes, kind, place)
+    return forward, tuple(tape.handed_over), tape.take()
+
+
+def _both_passes(sizes: Sizes, kind: SublayerKind, place: Place) -> tuple[Changes, Tape]:
+    """Forward, and the tape with what backward booked."""
     tape = Tape()
     forward = _pass_forward(tape, sizes, kind, place)
     row = sizes.rows(sizes.model.hidden)
 
     # From the sublayer after: the gradient of y, and from the head that of a tied embedding. y is that one's to free.
-    if kind is not SublayerKind.HEAD:
+    # In one graph the loss is the caller's.
+    if kind is not SublayerKind.HEAD or place.in_graph:
         tape.free("y")
+    if kind is not SublayerKind.HEAD:
         tape.make("grad", row)
     if kind is SublayerKind.EMBED and place.tied:
         tape.make("tied grad", _embedding_numel(sizes) * sizes.recipe.grad.itemsize)
@@ -34,7 +51,7 @@ def passes(sizes: Sizes, kind: SublayerKind, place: Place) -> tuple[Changes, Cha
     tape.take()
 
     _BACKWARD[sizes.model.family, kind](tape, sizes, place)
-    return forward, tape.take()
+    return forward, tape
 
 
 @lru_cache(maxsize=1024)
@@ -98,19 +115,23 @@ def _embed_backward(tape: Tape, s: Sizes, place: Place) -> None:
     learned = s.model.family is Family.GPT2
     if learned:
         tape.make("dpositions", s.seq * s.model.hidden * s.itemsize)  # summed over the batch
-    tape.make("dtokens", _embedding_numel(s) * s.itemsize)
+    if place.tied:
+        tape.make("dtokens", _embedding_numel(s) * s.itemsize)
+    else:
+        kernels.make_grad(tape, s, "dtokens", _embedding_numel(s))
     kernels.cast_grad(tape, s, "dtokens", _embedding_numel(s))
-    if not place.last:
+    if not place.output_held:
         tape.free("grad")
     if place.tied:
         nbytes = _embedding_numel(s) * s.recipe.grad.itemsize
-        add_grads(tape, s, "tied grad", "dtokens", "dtokens", nbytes)
-    tape.free("dtokens")
+        add_grads(tape, s, "tied grad", "dtokens", "dtokens", nbytes, category=s.fresh or Category.TEMPORARY)
+    tape.give_grad(s, "dtokens", Ready(0))
     if learned:
         # The table's gradient is zero outside the rows used.
-        tape.make("dtable", s.model.positions * s.model.hidden * s.itemsize)
+        kernels.make_grad(tape, s, "dtable", s.model.positions * s.model.hidden)
         kernels.cast_grad(tape, s, "dtable", s.model.positions * s.model.hidden)
-        tape.free("dpositions", "dtable")
+        tape.free("dpositions")
+        tape.give_grad(s, "dtable", Ready(1))
 
 
 def _gpt2_attention(tape: Tape, s: Sizes, place: Place) -> None:
@@ -123,11 +144,11 @@ def _gpt2_attention(tape: Tape, s: Sizes, place: Place) -> None:
 
 def _gpt2_attention_backward(tape: Tape, s: Sizes, place: Place) -> None:
     hidden, bias = s.model.hidden, s.model.attention_bias
-    linear_backward(tape, s, hidden, hidden, bias, "dmixed", ())
+    linear_backward(tape, s, 2, hidden, hidden, bias, "dmixed", ())
     kernels.attention_backward(tape, s, ("qkv",))
     tape.make("dqkv", s.rows(3 * hidden))
     tape.free("dq", "dk", "dv")
-    linear_backward(tape, s, hidden, 3 * hidden, bias, "dh", ("dqkv", "h"))
+    linear_backward(tape, s, 1, hidden, 3 * hidden, bias, "dh", ("dqkv", "h"))
     kernels.norm_backward(tape, s, place)
 
 
@@ -142,10 +163,10 @@ def _gpt2_mlp(tape: Tape, s: Sizes, place: Place) -> None:
 
 def _gpt2_mlp_backward(tape: Tape, s: Sizes, place: Place) -> None:
     hidden, ffn, bias = s.model.hidden, s.model.ffn, s.model.mlp_bias
-    linear_backward(tape, s, ffn, hidden, bias, "dgelu", ("gelu",))
+    linear_backward(tape, s, 2, ffn, hidden, bias, "dgelu", ("gelu",))
     tape.make("dup", s.rows(ffn))
     tape.free("dgelu", "up")
-    linear_backward(tape, s, hidden, ffn, bias, "dh", ("dup", "h"))
+    linear_backward(tape, s, 1, hidden, ffn, bias, "dh", ("dup", "h"))
     kernels.norm_backward(tape, s, place)
 
 
@@ -164,13 +185,13 @@ def _llama_attention_backward(tape: Tape, s: Sizes, place: Place) -> None:
     """h was used three times: value, key and query add up their gradients, and the last of them lets h go."""
     hidden, bias = s.model.hidden, s.model.attention_bias
     num_query, num_kv = s.model.heads * s.model.head_dim, s.model.kv_heads * s.model.head_dim
-    linear_backward(tape, s, num_query, hidden, bias, "dmixed", ())
+    linear_backward(tape, s, 4, num_query, hidden, bias, "dmixed", ())
     kernels.attention_backward(tape, s, ("q", "k", "v"))
-    linear_backward(tape, s, hidden, num_kv, bias, "dh", ("dv",))
+    linear_backward(tape, s, 3, hidden, num_kv, bias, "dh", ("dv",))
     kernels.rotate_backward(tape, s, "dk", num_kv)
-    linear_backward(tape, s, hidden, num_kv, bias, "dh", ("dk",))
+    linear_backward(tape, s, 2, hidden, num_kv, bias, "dh", ("dk",))
     kernels.rotate_backward(tape, s, "dq", num_query)
-    linear_backward(tape, s, hidden, num_query, bias, "dh", ("dq", "h"))
+    linear_backward(tape, s, 1, hidden, num_query, bias, "dh", ("dq", "h"))
     kernels.norm_backward(tape, s, place)
 
 
@@ -187,14 +208,14 @@ def _llama_mlp(tape: Tape, s: Sizes, place: Place) -> None:
 
 def _llama_mlp_backward(tape: Tape, s: Sizes, place: Place) -> None:
     hidden, ffn, bias = s.model.hidden, s.model.ffn, s.model.mlp_bias
-    linear_backward(tape, s, ffn, hidden, bias, "dproduct", ("product",))
+    linear_backward(tape, s, 3, ffn, hidden, bias, "dproduct", ("product",))
     tape.make("dup", s.rows(ffn))
     tape.make("dsilu", s.rows(ffn))
     tape.free("dproduct", "up", "silu")
-    linear_backward(tape, s, hidden, ffn, bias, "dh", ("dup",))
+    linear_backward(tape, s, 2, hidden, ffn, bias, "dh", ("dup",))
     tape.make("dgate", s.rows(ffn))
     tape.free("dsilu", "gate")
-    linear_backward(tape, s, hidden, ffn, bias, "dh", ("dgate", "h"))
+    linear_backward(tape, s, 1, hidden, ffn, bias, "dh", ("dgate", "h"))
     kernels.norm_backward(tape, s, place)
 
 
@@ -205,11 +226,12 @@ def _head(tape: Tape, s: Sizes, place: Place) -> None:
 
 
 def _head_backward(tape: Tape, s: Sizes, place: Place) -> None:
-    tape.make("seed", FP32_NBYTES)  # the gradient of the loss by itself: one
-    tape.free("y")
+    if not place.in_graph:
+        tape.make("seed", FP32_NBYTES)  # the gradient of the loss by itself: one
+        tape.free("y")
     kernels.cross_entropy_backward(tape, s)
     keep = "tied grad" if place.tied else ""
-    linear_backward(tape, s, s.model.hidden, s.model.vocab, False, "dh", ("dlogits", "h"), keep)
+    linear_backward(tape, s, 1, s.model.hidden, s.model.vocab, False, "dh", ("dlogits", "h"), keep)
     kernels.norm_backward(tape, s, place)
 
 

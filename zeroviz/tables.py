@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from textwrap import wrap
 
-from zeroviz.collectives import CollectiveOp
+from zeroviz.collectives import CollectiveOp, Group
 from zeroviz.columns import WIDTH, columns, entry
 from zeroviz.compare import place_text
 from zeroviz.gathered import divided_nbytes
@@ -23,8 +23,8 @@ from zeroviz.spec import RunSpec, Strategy
 from zeroviz.tables_host import host_table, link_table
 from zeroviz.tables_options import batch_text, option_entries, scales_nbytes, unit_entries
 from zeroviz.tables_step import step_table
-from zeroviz.trace import Category, RankTrace, Trace
-from zeroviz.wording import counters_text, overlap_options, parameters_text, recipe_sum, strategy_label
+from zeroviz.trace import Category, RankTrace, Trace, WireTotal
+from zeroviz.wording import counters_text, overlap_options, parameters_text, ranks_text, recipe_sum, strategy_label
 
 MAX_UNIT_LINES = 12
 _HEADER_LABEL_WIDTH = 10
@@ -35,6 +35,8 @@ _HELD = {
     Strategy.ZERO2: "optimizer state and gradients 1/N; parameters whole",
     Strategy.ZERO3: "all states 1/N; a unit's parameters are gathered while it is used",
     Strategy.SHARD_GRAD_OP: "all states 1/N at rest; parameters gathered in forward, kept to backward",
+    Strategy.HYBRID_SHARD: "all states 1/G in groups of G ranks, which are copies; units gathered while used",
+    Strategy.MEGATRON_OPTIM: "optimizer state 1/N of one buffer; parameters and gradients whole",
 }
 
 
@@ -63,7 +65,7 @@ def render(trace: Trace) -> str:
             _at_rest(trace, group, every),
             _at_peak(trace.spec, group, every),
             step_table(every, group.first),
-            _wire(trace.spec, group, every),
+            _wire(group, every),
             link_table(every, group.first),
         ]
         lines += [line for part in parts if part for line in ("", *part)]
@@ -77,7 +79,7 @@ def header(trace: Trace) -> list[str]:
     spec = trace.spec
     model = spec.model
     sizes = "" if model.family is Family.BARE else f" ({parameters_text(model)})"
-    ranks = f"{spec.ranks:,} rank" + ("s" if spec.ranks > 1 else "")
+    ranks = ranks_text(spec)
     title = f"{trace.origin.value.upper()}: {strategy_label(spec)} on {ranks}, {model.name}{sizes}"
     lines = [*wrap(title, WIDTH, subsequent_indent="  "), ""]
     lines += entry("strategy", _HELD[spec.strategy], _HEADER_LABEL_WIDTH)
@@ -168,14 +170,14 @@ def _held_table(title: str, held: Mapping[Category, int], num_params: int | None
     return columns(rows)
 
 
-def _wire(spec: RunSpec, group: RankGroup, every: str) -> list[str]:
+def _wire(group: RankGroup, every: str) -> list[str]:
     totals = group.first.wire()
     if not totals:
         return [f"ON THE WIRE, {every}: nothing; one rank has nobody to send to."]
     rows = [[f"ON THE WIRE, {every}", "calls", "payload", "sent", "sent"]]
     rows += [
         [
-            f"  {total.op.value} {total.dtype}",
+            f"  {total.label}",
             f"{total.count:,}",
             format_decimal_nbytes(total.payload_nbytes),
             format_decimal_nbytes(total.sent_nbytes),
@@ -187,12 +189,21 @@ def _wire(spec: RunSpec, group: RankGroup, every: str) -> list[str]:
     rows.append(
         ["  total", f"{sum(t.count for t in totals):,}", "", format_decimal_nbytes(sent), format_binary_nbytes(sent)]
     )
-    ring = f"{spec.ranks - 1:,}/{spec.ranks:,}"
-    if any(total.op is CollectiveOp.ALL_REDUCE for total in totals):
-        ring += f" of the payload, all_reduce 2 x {ring}"
-    else:
-        ring += " of the payload"
-    return [*columns(rows, min_width=11), *entry("  sent in a ring", ring)]
+    return [*columns(rows, min_width=11), *entry("  sent in a ring", _ring_text(totals))]
+
+
+def _ring_text(totals: Sequence[WireTotal]) -> str:
+    """`2/3 of the payload, all_reduce 2 x 2/3`; of several groups each with its name."""
+    parts = []
+    for group, num_ranks in dict.fromkeys((total.group, total.num_ranks) for total in totals):
+        ops = {total.op for total in totals if total.group is group}
+        ring = f"{num_ranks - 1:,}/{num_ranks:,}"
+        if ops == {CollectiveOp.ALL_REDUCE} and group is Group.REPLICA:
+            text = f"2 x {ring} of the payload"
+        else:
+            text = f"{ring} of the payload" + f", all_reduce 2 x {ring}" * (CollectiveOp.ALL_REDUCE in ops)
+        parts.append(f"{group.words}: {text}" if group.words else text)
+    return "; ".join(parts)
 
 
 def _units(spec: RunSpec) -> list[str]:

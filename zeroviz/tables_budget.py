@@ -78,11 +78,13 @@ def budget_report(rows: Sequence[Row], capacity: Capacity, reserve_nbytes: int) 
             "offload": spec.offload.value,
             "accumulation": spec.accumulation,
             "no_sync": spec.no_sync,
+            "clip_norm": spec.clip_norm,
         },
         "max_ranks": MAX_RANKS,
         "rows": [
             {
                 "strategy": row.spec.strategy.value,
+                "shard_ranks": row.spec.shard_ranks,
                 "precision": row.spec.precision.value,
                 "prefetch": row.spec.prefetch,
                 "async_reduce": row.spec.async_reduce,
@@ -130,7 +132,7 @@ def _header(rows: Sequence[Row], capacity: Capacity, reserve_nbytes: int) -> lis
 
 def _overlap(rows: Sequence[Row]) -> list[str]:
     prefetch = max(row.spec.prefetch for row in rows)
-    overlap = [f"prefetch {prefetch} (ZeRO-3, SHARD_GRAD_OP)"] if prefetch else []
+    overlap = [f"prefetch {prefetch} (where parameters are sharded)"] if prefetch else []
     return [*overlap, "async reduce"] if rows[0].spec.async_reduce else overlap
 
 
@@ -153,7 +155,8 @@ def _table(title: str, what: str, rows: Sequence[Row], answer_of: Callable[[Row]
     for row in rows:
         if row.spec.strategy is not strategy:
             strategy = row.spec.strategy
-            lines.append(strategy.label)
+            groups = row.spec.shard_ranks
+            lines.append(strategy.label if groups is None else f"{strategy.label}, groups of {groups:,} ranks")
         answer = answer_of(row)
         lines.append(_line(row, answer))
         if answer.reason:

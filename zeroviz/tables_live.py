@@ -118,7 +118,7 @@ def _wire(title: str, rows: Sequence[WireRow], names: Names) -> list[str]:
     table = [[title, *_heads(names)]]
     for row in rows:
         calls = dict.fromkeys((row.predicted.count, row.measured.count))
-        label = f"{'/'.join(map(str, calls))} x {row.op.value} {row.dtype}"
+        label = f"{'/'.join(map(str, calls))} x {row.predicted.label}"
         table.append(_pair(label, row.predicted.sent_nbytes, row.measured.sent_nbytes))
     sent = (sum(row.predicted.sent_nbytes for row in rows), sum(row.measured.sent_nbytes for row in rows))
     return columns([*table, _pair("sent in a ring", *sent)])

@@ -7,7 +7,7 @@ from collections import Counter
 from zeroviz.facts import QUANTIZED_BLOCK_NUMEL
 from zeroviz.gathered import fsdp_root_numel, most_gathered, names
 from zeroviz.models import Family
-from zeroviz.partition import plan_for, shard_numel
+from zeroviz.partition import buffers_for, plan_for, shard_numel
 from zeroviz.schedule import OpKind, schedule
 from zeroviz.spec import DType, Implementation, Offload, Optimizer, RunSpec, Strategy
 
@@ -39,6 +39,10 @@ def option_entries(spec: RunSpec) -> list[tuple[str, str]]:
         entries.append(("recompute", f"{spec.checkpointing}: {kept} only the first input; {again}"))
     if spec.offload is not Offload.NONE:
         entries.append(("offload", _offload(spec)))
+    if spec.clip_norm is not None:
+        sends = spec.strategy.shards_optimizer and spec.num_shards > 1
+        across = "; one number is summed over the ranks that own the rest" if sends else ""
+        entries.append(("clipping", f"the mean gradient is scaled down to a norm of {spec.clip_norm:g}{across}"))
     return entries
 
 
@@ -115,5 +119,5 @@ def _finer(spec: RunSpec) -> str:
 def scales_nbytes(spec: RunSpec) -> int:
     """Bytes of the scales of quantized moments, which `OPTIMIZER_STATE` contains; 0 without any."""
     recipe = spec.recipe
-    num_scales = sum(recipe.num_scales(shard_numel(unit, spec)) for unit in plan_for(spec).units)
+    num_scales = sum(recipe.num_scales(shard_numel(buffer, spec)) for buffer in buffers_for(spec))
     return recipe.num_moments * num_scales * DType.FP32.itemsize

@@ -5,6 +5,10 @@ first one. Three things prevent that. A gradient that came in over a segment's b
 gradient that is a view, as a linear layer gives it, shares its memory with its base. And while a TorchDispatchMode is
 active (a meter, or fake tensors) autograd always adds out of place: a step that is watched so holds one tensor more
 at a sum than one that is not, (n, hidden) at a residual connection.
+
+[Note: fresh gradients] A backward operator makes a parameter's gradient anew. In our own code it is added to a view that
+is there, and freed. In other people's nothing is there, and the fresh tensor itself becomes the gradient: it leaves the
+sublayer's account, and whoever walks the graph says what happens to it then (`zeroviz.witness.graph`).
 """
 
 from __future__ import annotations
@@ -13,8 +17,10 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from zeroviz.category import Category
+from zeroviz.events import Changes
 from zeroviz.ledger import Ledger
 from zeroviz.models import ModelShape
 from zeroviz.partition import Place as Place
@@ -26,13 +32,18 @@ NUMBER_NBYTES = 8  # a Python number becomes a tensor of fp64 or int64 before an
 
 @dataclass(frozen=True)
 class Sizes:
-    """What fixes every size. watched: whether the step runs under a TorchDispatchMode, see [Note: sums]."""
+    """What fixes every size. watched: whether the step runs under a TorchDispatchMode, see [Note: sums].
+
+    fresh: under which category a parameter's fresh gradient is handed over, see [Note: fresh gradients]; None where it
+    is added to what is there.
+    """
 
     model: ModelShape
     recipe: Recipe
     batch: int
     seq: int
     watched: bool = False
+    fresh: Category | None = None
 
     @classmethod
     def of(cls, spec: RunSpec, *, watched: bool = False) -> Sizes:
@@ -44,7 +55,7 @@ class Sizes:
     @cached_property
     def _hash(self) -> int:
         """Of some twenty fields; a walk asks for it with each sublayer."""
-        return hash((self.model, self.recipe, self.batch, self.seq, self.watched))
+        return hash((self.model, self.recipe, self.batch, self.seq, self.watched, self.fresh))
 
     @property
     def num_tokens(self) -> int:
@@ -52,7 +63,7 @@ class Sizes:
 
     @property
     def itemsize(self) -> int:
-        return self.recipe.param.itemsize
+        return self.recipe.compute.itemsize
 
     @property
     def is_narrow(self) -> bool:
@@ -62,6 +73,13 @@ class Sizes:
     def rows(self, width: int, itemsize: int | None = None) -> int:
         """Bytes of (batch, seq, width) in the compute dtype, or with another itemsize."""
         return self.num_tokens * width * (itemsize or self.itemsize)
+
+
+class Ready(NamedTuple):
+    """The parameter whose gradient is there: of the sublayer's layers, counted from 0, the weight or the bias."""
+
+    layer: int
+    is_bias: bool = False
 
 
 class Tape(Ledger):
@@ -75,6 +93,8 @@ class Tape(Ledger):
         super().__init__()
         self.views: set[str] = set()
         self.keeps = keeps
+        self.handed_over: list[tuple[Changes, Ready]] = []
+        """What was booked up to each gradient handed over, and which that is."""
 
     def save(self, key: str, nbytes: int) -> None:
         """Allocate something that backward needs."""
@@ -89,6 +109,18 @@ class Tape(Ledger):
         """Allocate something that is freed within the same pass."""
         self.alloc(key, nbytes, Category.TEMPORARY)
 
+    def make_grad(self, s: Sizes, key: str, nbytes: int) -> None:
+        """Allocate a parameter's gradient as it will be handed over."""
+        self.alloc(key, nbytes, s.fresh or Category.TEMPORARY)
+
+    def give_grad(self, s: Sizes, key: str, ready: Ready) -> None:
+        """The gradient is added to what is there and freed, or handed over. See [Note: fresh gradients]."""
+        if s.fresh is None:
+            self.free(key)
+        else:
+            del self._live[key]
+            self.handed_over.append((self.take(), ready))
+
     @contextmanager
     def scratch(self, *nbytes: int) -> Iterator[None]:
         """What an operator borrows while the block inside happens: taken in this order, given back in reverse."""
@@ -102,11 +134,21 @@ class Tape(Ledger):
         return self.scratch(NUMBER_NBYTES, itemsize)
 
 
-def add_grads(tape: Tape, s: Sizes, first: str, second: str, total: str, nbytes: int, *, held: bool = False) -> None:
-    """total = first + second. held: the caller keeps `first`. See [Note: sums]."""
+def add_grads(
+    tape: Tape,
+    s: Sizes,
+    first: str,
+    second: str,
+    total: str,
+    nbytes: int,
+    *,
+    held: bool = False,
+    category: Category = Category.TEMPORARY,
+) -> None:
+    """total = first + second. held: the caller keeps `first`. category: of a new sum. See [Note: sums]."""
     if held or s.watched or first in tape.views:
         tape.views.discard(first)
-        tape.make("sum", nbytes)
+        tape.alloc("sum", nbytes, category)
         tape.free(second, *(() if held else (first,)))
         tape.rename("sum", total)
     else:

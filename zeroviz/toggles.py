@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from zeroviz.models import Family, ModelShape
 from zeroviz.partition import plan_for
-from zeroviz.spec import Checkpointing, Offload, Optimizer, RunSpec, Strategy, UnitKind, UnitPolicy, Zero1Form
+from zeroviz.precision import WHOLE_BUFFER_PRECISIONS
+from zeroviz.spec import (
+    Checkpointing,
+    Offload,
+    Optimizer,
+    Precision,
+    RunSpec,
+    Strategy,
+    UnitKind,
+    UnitPolicy,
+    Zero1Form,
+)
 
 TOGGLES = (
-    "model", "strategy", "ranks", "precision", "unit", "blocks", "batch", "seq", "optimizer", "grad_dtype",
-    "checkpointing", "region", "offload", "accumulation", "no_sync", "zero1_form", "prefetch", "async_reduce",
+    "model", "strategy", "ranks", "shard_ranks", "precision", "unit", "blocks", "batch", "seq", "optimizer",
+    "grad_dtype", "checkpointing", "region", "offload", "accumulation", "no_sync", "clip_norm", "zero1_form",
+    "prefetch", "async_reduce",
 )  # fmt: skip
 """blocks: transformer blocks a unit when `unit` is BLOCK, else 1. checkpointing: whether blocks are recomputed in
 backward, and region how many of them together, else 1. All others are fields of RunSpec."""
 MAX_ACCUMULATION = 64
-_CALLED = {"region": "what is recomputed together", "no_sync": "when gradients are reduced"}
+_CALLED = {
+    "region": "what is recomputed together",
+    "no_sync": "when gradients are reduced",
+    "shard_ranks": "a shard group",
+    "grad_dtype": "the gradient's dtype",
+    "async_reduce": "overlap of reduction and compute",
+    "clip_norm": "clipping",
+}
 
 
 def spec_of(toggles: Mapping[str, Any]) -> RunSpec:
@@ -34,10 +53,22 @@ def applies(name: str, toggles: Mapping[str, Any]) -> bool:
         "blocks": toggles["unit"] is UnitKind.BLOCK,
         "region": toggles["checkpointing"],
         "no_sync": toggles["accumulation"] > 1,
+        "shard_ranks": strategy.replicates,
         "zero1_form": strategy is Strategy.ZERO1,
         "prefetch": strategy.shards_param,
+        "async_reduce": not strategy.has_whole_buffer,
     }
     return meaning.get(name, True)
+
+
+def group_choices(ranks: int) -> tuple[int, ...]:
+    """How many of `ranks` ranks can shard together: its divisors."""
+    return tuple(number for number in range(1, ranks + 1) if ranks % number == 0)
+
+
+def usual_shard_ranks(ranks: int) -> int:
+    """A shard group to begin with: half the ranks, or what is next to it; all where they are prime or one."""
+    return max((number for number in group_choices(ranks) if 1 < number < ranks), default=ranks)
 
 
 def largest(name: str, spec: RunSpec) -> int:
@@ -63,9 +94,12 @@ def settle(wanted: dict[str, Any], given: Mapping[str, Any]) -> list[str]:
         if wanted[name] != value and name not in given:
             wanted[name] = value
             if why:
-                shown = "as usual" if value is None else getattr(value, "value", value)
+                shown = _shown(name, value)
                 notes.append(f"{_CALLED.get(name, name)} is now {shown}: {why}.")
 
+    _settle_groups(wanted, follow)
+    if strategy.has_whole_buffer:
+        _settle_whole_buffer(wanted, follow)
     if strategy is not Strategy.ZERO1:
         follow("zero1_form", Zero1Form.REDUCE_SCATTER, "")
     if not strategy.shards_param:
@@ -87,10 +121,49 @@ def settle(wanted: dict[str, Any], given: Mapping[str, Any]) -> list[str]:
             follow("optimizer", Optimizer.ADAMW, "the update of 8-bit moments is a GPU kernel and cannot be offloaded")
     if wanted["accumulation"] == 1:
         follow("no_sync", None, "")
-    if wanted["no_sync"] is False and strategy is Strategy.ZERO1:
-        follow("no_sync", None, "ZeRO-1 reduces the whole gradient, once a step")
+    if wanted["no_sync"] is False and strategy in (Strategy.ZERO1, Strategy.MEGATRON_OPTIM):
+        follow("no_sync", None, f"{strategy.label} reduces the whole gradient, once a step")
+    if wanted["clip_norm"] is not None and wanted["offload"].moves_params:
+        if "clip_norm" in given:
+            follow("offload", Offload.OPTIMIZER, "gradients are clipped on the device")
+        else:
+            follow("clip_norm", None, "gradients that lie on the host are not clipped")
     if wanted["grad_dtype"] is wanted["precision"].grad:
         wanted["grad_dtype"] = None  # one way to say a thing: it is the precision's own
     if model.family is Family.GPT2 and wanted["seq"] > model.positions:
         follow("seq", model.positions, f"{model.name} has learned positions for {model.positions} tokens")
     return notes
+
+
+Follow = Callable[[str, Any, str], None]
+"""(toggle, its value, why): see `settle`."""
+
+
+def _settle_groups(wanted: Mapping[str, Any], follow: Follow) -> None:
+    """A shard group divides the ranks; no other strategy has one."""
+    ranks, group = wanted["ranks"], wanted["shard_ranks"]
+    if not wanted["strategy"].replicates:
+        follow("shard_ranks", None, "")
+    elif group is None:
+        follow("shard_ranks", usual_shard_ranks(ranks), "")
+    elif ranks >= 1 and ranks % group:
+        nearest = max(number for number in group_choices(ranks) if number < max(2, group))
+        follow("shard_ranks", nearest, f"{ranks} ranks are not divisible by {group}")
+
+
+def _settle_whole_buffer(wanted: Mapping[str, Any], follow: Follow) -> None:
+    """Fp32 gradients in one buffer on the device, reduced when the backward is done."""
+    label = wanted["strategy"].label
+    if wanted["precision"] not in WHOLE_BUFFER_PRECISIONS:
+        follow("precision", Precision.BF16_FP32GRAD, f"{label} reduces fp32 gradients")
+    follow("grad_dtype", None, f"{label} reduces fp32 gradients")
+    follow("offload", Offload.NONE, f"{label} keeps its states in one buffer on the device")
+    follow("async_reduce", False, f"{label} reduces when the whole backward is done")
+
+
+def _shown(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if value is None:
+        return {"grad_dtype": "the precision's", "clip_norm": "off"}.get(name, "as usual")
+    return str(getattr(value, "value", value))

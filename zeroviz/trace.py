@@ -171,6 +171,8 @@ def _rank_report(rank: RankTrace) -> dict[str, Any]:
                     "count": total.count,
                     "payload_nbytes": total.payload_nbytes,
                     "sent_nbytes": total.sent_nbytes,
+                    "num_ranks": total.num_ranks,
+                    "group": total.group.value,
                 }
                 for total in rank.wire()
             ],

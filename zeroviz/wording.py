@@ -9,8 +9,13 @@ from zeroviz.spec import DType, Implementation, Offload, Optimizer, RunSpec, Zer
 
 def title(spec: RunSpec) -> str:
     """A spec in a few words: `ZeRO-3 on 4 ranks, bf16-mixed`."""
-    ranks = "1 rank" if spec.ranks == 1 else f"{spec.ranks} ranks"
-    return f"{strategy_label(spec)} on {ranks}, {spec.precision.value}"
+    return f"{strategy_label(spec)} on {ranks_text(spec)}, {spec.precision.value}"
+
+
+def ranks_text(spec: RunSpec) -> str:
+    """`1 rank`, `1,024 ranks`, `16 ranks in groups of 8`."""
+    groups = "" if spec.shard_ranks is None else f" in groups of {spec.shard_ranks:,}"
+    return f"{spec.ranks:,} rank{'s' * (spec.ranks > 1)}{groups}"
 
 
 def strategy_label(spec: RunSpec) -> str:
@@ -62,7 +67,7 @@ def overlap_options(spec: RunSpec) -> list[str]:
 
 
 def step_options(spec: RunSpec) -> list[str]:
-    """The settings of optimizer, gradient, checkpointing, offload and micro-batches that are not the defaults."""
+    """The settings of optimizer, gradient, checkpointing, offload, micro-batches and clipping that are not defaults."""
     options = []
     if spec.optimizer is not Optimizer.ADAMW:
         options.append(spec.optimizer.value)
@@ -75,4 +80,6 @@ def step_options(spec: RunSpec) -> list[str]:
     if spec.accumulation > 1:
         sync = {None: "", True: " without sync", False: " with sync"}[spec.no_sync]
         options.append(f"{spec.accumulation} micro-batches{sync}")
+    if spec.clip_norm is not None:
+        options.append(f"gradient norm clipped at {spec.clip_norm:g}")
     return options

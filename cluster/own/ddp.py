@@ -17,6 +17,7 @@ from cluster.link import HOST, Link
 from cluster.meter import Meter
 from cluster.model import SublayerModule, initial_value
 from cluster.own.buffer import FlatBuffer
+from zeroviz.collectives import Group
 from zeroviz.memory import rest_places
 from zeroviz.partition import Unit, buffer_numel, shard_bounds
 from zeroviz.spec import RunSpec
@@ -24,7 +25,10 @@ from zeroviz.trace import Category
 
 
 class DDPUnit:
-    """One unit's tensors on one rank, and what each op of the schedule does with them."""
+    """One unit's tensors on one rank, and what each op of the schedule does with them.
+
+    within: the ranks among which the unit's shards lie.
+    """
 
     params_held = True
     """Whether the full parameters are always there."""
@@ -36,6 +40,7 @@ class DDPUnit:
     ) -> None:
         self.spec, self.unit, self.comm, self.link, self.meter, self.device = spec, unit, comm, link, meter, device
         self.places = rest_places(spec)
+        self.within = Group.SHARD if spec.strategy.replicates else Group.ALL
         recipe = spec.recipe
         self.param_dtype, self.grad_dtype = TORCH_DTYPE[recipe.param], TORCH_DTYPE[recipe.grad]
         self.start, self.stop = shard_bounds(unit, spec, comm.rank)
@@ -80,8 +85,12 @@ class DDPUnit:
         self._pending = self.comm.all_reduce(self.grad.tensor)
 
     def wait_reduce(self) -> None:
-        """Finish it; the mean over ranks is the sum over N, divided in the gradient's dtype."""
+        """Wait for it, and take the sum."""
         self.wait()
+        self.take_sum()
+
+    def take_sum(self) -> None:
+        """The mean over ranks is the sum over N, divided in the gradient's dtype."""
         self.grad_shard.div_(self.comm.num_ranks)
 
     def give_grad(self) -> None:

@@ -12,14 +12,16 @@ from cluster.collectives import Collectives
 from cluster.link import Link
 from cluster.meter import Meter
 from cluster.model import SublayerModule, build_sublayer
+from cluster.own.clip import clip_grads
 from cluster.own.ddp import DDPUnit
+from cluster.own.hybrid import HybridUnit
 from cluster.own.optimizer import make_optimizer
 from cluster.own.zero1 import Zero1Unit
 from cluster.own.zero2 import Zero2Unit
 from cluster.own.zero3 import Zero3Unit
 from cluster.text import Batch, load_batch
 from zeroviz.memory import rest_padding_nbytes, rest_places
-from zeroviz.partition import plan_for
+from zeroviz.partition import buffers_for, plan_for
 from zeroviz.schedule import Op, OpKind, schedule
 from zeroviz.spec import RunSpec, Strategy
 from zeroviz.trace import Category
@@ -31,6 +33,8 @@ UNIT_OF = {
     Strategy.ZERO2: Zero2Unit,
     Strategy.ZERO3: Zero3Unit,
     Strategy.SHARD_GRAD_OP: Zero3Unit,
+    Strategy.HYBRID_SHARD: HybridUnit,
+    Strategy.MEGATRON_OPTIM: Zero1Unit,  # of one buffer: see [Note: one buffer] in zeroviz.schedule
 }
 
 
@@ -51,14 +55,15 @@ class Executor:
         self.plan = plan_for(spec)
         self.ops = schedule(spec)
         self.link = Link(meter)
-        self.units = [UNIT_OF[spec.strategy](spec, unit, comm, self.link, meter, device) for unit in self.plan.units]
+        make_unit = UNIT_OF[spec.strategy]
+        self.units = [make_unit(spec, buffer, comm, self.link, meter, device) for buffer in buffers_for(spec)]
         # One optimizer for all units, or one each.
         groups = [self.units] if spec.optimizer.steps_together else [[unit] for unit in self.units]
         self.optimizers = [make_optimizer(spec.optimizer, [unit.owned for unit in group]) for group in groups]
         self.modules: list[list[SublayerModule]] = []
         for segment in self.plan.segments:
             modules = [build_sublayer(sublayer, spec.model) for sublayer in segment.sublayers]
-            self.units[segment.unit].install(modules)
+            (self.units[0] if spec.strategy.has_whole_buffer else self.units[segment.unit]).install(modules)
             self.modules.append(modules)
         self.num_batches = 0
         self._batch: Batch | None = None
@@ -83,7 +88,6 @@ class Executor:
         return loss
 
     def _execute(self, op: Op) -> None:
-        unit = None if op.unit is None else self.units[op.unit]
         match op.kind:
             case OpKind.LOAD_BATCH:
                 self._load_batch()
@@ -103,10 +107,12 @@ class Executor:
                 self._backward(op.segment)
             case OpKind.OPTIMIZER_STEP | OpKind.HOST_STEP:
                 with self.meter.on_host() if op.kind is OpKind.HOST_STEP else nullcontext():
-                    self._update(self.units if unit is None else [unit], self.optimizers[op.unit or 0])
-            case _:
-                assert unit is not None
-                _UNIT_ACTION[op.kind](unit)
+                    units = self.units if op.unit is None else [self.units[op.unit]]
+                    self._update(units, self.optimizers[op.unit or 0])
+            case OpKind.CLIP_GRAD:
+                self._clip()
+            case _:  # without a unit: of the one buffer
+                _UNIT_ACTION[op.kind](self.units[op.unit or 0])
 
     def _load_batch(self) -> None:
         self._batch = load_batch(self.spec, self.comm.rank, self.num_batches, self.device)
@@ -165,6 +171,11 @@ class Executor:
         torch.autograd.backward(edge, grad)
         self._grad = None if entry is None else entry.grad
 
+    def _clip(self) -> None:
+        assert self.spec.clip_norm is not None
+        among = self.units[0].within if self.spec.strategy.shards_optimizer else None
+        clip_grads([unit.grad_shard for unit in self.units], self.spec.clip_norm, self.comm, among)
+
     def _update(self, units: list[DDPUnit], optimizer: torch.optim.Optimizer) -> None:
         """Update the owned elements of `units`, which are all that `optimizer` knows."""
         for unit in units:
@@ -205,6 +216,8 @@ _UNIT_ACTION = {
     OpKind.PREPARE_GRAD: lambda unit: unit.prepare_grad(),
     OpKind.REDUCE_GRAD: lambda unit: unit.reduce_grad(),
     OpKind.WAIT_REDUCE: lambda unit: unit.wait_reduce(),
+    OpKind.REDUCE_REPLICAS: lambda unit: unit.reduce_replicas(),
+    OpKind.WAIT_REPLICAS: lambda unit: unit.wait_replicas(),
     OpKind.SYNC_PARAM: lambda unit: unit.sync_param(),
     OpKind.WAIT_SYNC: lambda unit: unit.wait_sync(),
 }

@@ -26,11 +26,11 @@ class Zero1Unit(DDPUnit):
             self._pending = self.comm.all_reduce(self.grad.tensor)
         else:
             # In place: the sum of the owned slice lands in the slice; the other slices are spent.
-            self._pending = self.comm.reduce_scatter(self.grad_shard, self.grad.tensor)
+            self._pending = self.comm.reduce_scatter(self.grad_shard, self.grad.tensor, self.within)
 
     def sync_param(self) -> None:
         """Bring every rank the shards the others updated, in place."""
-        self._pending = self.comm.all_gather(self.param.tensor, self.param_shard)
+        self._pending = self.comm.all_gather(self.param.tensor, self.param_shard, self.within)
 
     def wait_sync(self) -> None:
         self.wait()

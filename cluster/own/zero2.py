@@ -39,10 +39,9 @@ class Zero2Unit(Zero1Unit):
         super().prepare_grad()
 
     def reduce_grad(self) -> None:
-        self._pending = self.comm.reduce_scatter(self.landing, self.grad.tensor)
+        self._pending = self.comm.reduce_scatter(self.landing, self.grad.tensor, self.within)
 
-    def wait_reduce(self) -> None:
-        self.wait()
+    def take_sum(self) -> None:
         landed = self.landing
         landed.div_(self.comm.num_ranks)
         if landed is not self.grad_shard:

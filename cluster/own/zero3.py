@@ -32,7 +32,7 @@ class Zero3Unit(Zero2Unit):
         if self.spec.offload.moves_params:
             shard = self.param.tensor[self.start : self.stop]
             self.link.up_into(shard, self.param_shard, self.unit.name)
-        self._gathering.callback(self.comm.all_gather(self.param.tensor, shard).wait)
+        self._gathering.callback(self.comm.all_gather(self.param.tensor, shard, self.within).wait)
 
     def wait_unshard(self) -> None:
         self._gathering.close()

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cluster.dtypes import NAME_OF
-from zeroviz.collectives import CollectiveOp
+from zeroviz.collectives import CollectiveOp, Group
 from zeroviz.errors import RunError
 from zeroviz.trace import Collective
 
@@ -30,8 +30,10 @@ class Counted:
         self.small: list[str] = []
         """Calls that carry no tensor of the model: flags, lists of indices. Named, and in no figure."""
         self.sent: list[torch.Tensor] = []
-        """The whole array of each call in `calls`: a library's own buffers, seen where they are sent."""
+        """The whole array of each call, also of a single rank's: a library's own buffers, seen where they are sent."""
         self._where = ("", "")
+        self.groups: dict[str, Group] = {}
+        """Which ranks a group has, by its name; all, where nothing is said."""
 
     def at(self, phase: str, unit: str) -> None:
         self._where = (phase, unit)
@@ -50,13 +52,16 @@ class Counted:
             raise RunError(f"The library called {name}, which is not counted here; known are {', '.join(sorted(_OP))}.")
         whole = max(tensors, key=lambda tensor: tensor.nbytes)
         if group.size() == 1:
+            self.sent.append(whole)
             return
         if whole.dtype not in NAME_OF:
             self.small.append(f"{name} of {whole.numel()} {whole.dtype}")
             return
         nbytes = sum(tensor.nbytes for tensor in tensors) if name in _OF_MANY else whole.nbytes
+        nbytes *= group.size() if name in _BY_PIECES else 1
         phase, unit = self._where
-        self.calls.append(Collective(op, NAME_OF[whole.dtype].value, group.size(), nbytes, phase, unit))
+        among = self.groups.get(group.group_name, Group.ALL)
+        self.calls.append(Collective(op, NAME_OF[whole.dtype].value, group.size(), nbytes, phase, unit, among))
         self.sent.append(whole)
 
 
@@ -69,8 +74,12 @@ _OP: Mapping[str, CollectiveOp] = {
     "_reduce_scatter_base_": CollectiveOp.REDUCE_SCATTER,
     "reduce_scatter_": CollectiveOp.REDUCE_SCATTER,
     "broadcast_": CollectiveOp.BROADCAST,
+    "allgather_into_tensor_coalesced_": CollectiveOp.ALL_GATHER,
+    "reduce_scatter_tensor_coalesced_": CollectiveOp.REDUCE_SCATTER,
 }
 _OF_MANY = frozenset({"allreduce_coalesced_"})
+# Given the whole array as a list of its pieces, one a rank, which must be alike.
+_BY_PIECES = frozenset({"allgather_", "reduce_scatter_"})
 _CARRIES_NOTHING = frozenset({"barrier", "monitored_barrier_"})
 
 

@@ -11,6 +11,7 @@ the order in which gradients became ready, as the second step begins. From the t
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,19 @@ from torch.nn.parallel import DistributedDataParallel
 from cluster.own.optimizer import make_optimizer
 from cluster.witness.plain import PlainModel, PlainSteps
 from zeroviz.settings import MIB, value_of
+from zeroviz.spec import RunSpec
 from zeroviz.trace import Category
+
+
+def distributed(spec: RunSpec, plain: PlainModel) -> DistributedDataParallel:
+    """`plain` with its gradients all-reduced. A bucket's size is given only if it was set: the library's own default
+    has a smaller first bucket besides."""
+    given = spec.settings.bucket_nbytes
+    return DistributedDataParallel(
+        plain,
+        bucket_cap_mb=None if given is None else given / MIB,  # exact: MIB is a power of two
+        gradient_as_bucket_view=value_of(spec.settings, "bucket_view", spec.impl),
+    )
 
 
 class DDP(PlainSteps):
@@ -28,13 +41,15 @@ class DDP(PlainSteps):
     num_warm_steps = 2
 
     def wrap(self, plain: PlainModel) -> tuple[nn.Module, torch.optim.Optimizer]:
-        settings, impl = self.spec.settings, self.spec.impl
-        model = DistributedDataParallel(
-            plain,
-            bucket_cap_mb=value_of(settings, "bucket_nbytes", impl) / MIB,
-            gradient_as_bucket_view=value_of(settings, "bucket_view", impl),
-        )
-        return model, make_optimizer(self.spec.optimizer, list(plain.parameters()))
+        return distributed(self.spec, plain), make_optimizer(self.spec.optimizer, list(plain.parameters()))
+
+    def reducing(self, reduces: bool) -> AbstractContextManager[None]:
+        if reduces:
+            return nullcontext()
+        model = self.model
+        assert isinstance(model, DistributedDataParallel)
+        no_sync: AbstractContextManager[None] = model.no_sync()
+        return no_sync
 
     def held_tensors(self) -> Iterator[tuple[Tensor, Category]]:
         yield from super().held_tensors()

@@ -7,7 +7,8 @@ held at rest.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -114,33 +115,53 @@ class PlainSteps:
         raise NotImplementedError
 
     def step(self) -> float:
-        """One training step; returns this rank's loss, the mean over its tokens."""
-        at = self.places.at
-        at(Phase.FORWARD, ZERO_GRAD)
+        """One training step; returns this rank's loss, the mean over its tokens and micro-batches."""
+        accumulation = self.spec.accumulation
+        self.places.at(Phase.FORWARD, ZERO_GRAD)
         self.zero_grad()
-        at(Phase.FORWARD, OpKind.LOAD_BATCH.value)
+        loss = 0.0
+        for number in range(accumulation):
+            with self.reducing(self.spec.reduces_each or number == accumulation - 1):
+                loss += self.micro_batch() / accumulation
+        self.places.at(Phase.OPTIMIZER, OpKind.OPTIMIZER_STEP.value)
+        self.update()
+        return loss
+
+    def micro_batch(self) -> float:
+        """Forward and backward of one micro-batch; returns this rank's loss, the mean over its tokens."""
+        self.places.at(Phase.FORWARD, OpKind.LOAD_BATCH.value)
         batch = load_batch(self.spec, self.comm.rank, self._num_batches, self.device)
         self._num_batches += 1
-        for tensor in batch.tensors():
-            self.meter.tag(tensor, Category.INPUT)
+        self.tag(batch.tensors(), Category.INPUT)  # no variable here may hold one of them
         loss = self.model(batch)
         value: float = loss.item()
         self.backward(loss)
         self.tag_gradients()
-        at(Phase.BACKWARD, OpKind.DROP_BATCH.value)
+        self.places.at(Phase.BACKWARD, OpKind.DROP_BATCH.value)
         del loss, batch
-        at(Phase.OPTIMIZER, OpKind.OPTIMIZER_STEP.value)
-        self.update()
         return value
 
     def zero_grad(self) -> None:
         self.optimizer.zero_grad()
 
+    def reducing(self, reduces: bool) -> AbstractContextManager[None]:
+        """Around a micro-batch, of which the gradients are reduced or, with `reduces` false, only added up."""
+        if not reduces:
+            raise NotImplementedError
+        return nullcontext()
+
     def backward(self, loss: Tensor) -> None:
-        torch.autograd.backward(loss)
+        """From the loss to the gradients of the mean over micro-batches."""
+        share = None if self.spec.accumulation == 1 else torch.full_like(loss, 1 / self.spec.accumulation)
+        torch.autograd.backward(loss, share)
 
     def update(self) -> None:
         self.optimizer.step()
+
+    def tag(self, tensors: Iterable[Tensor], category: Category) -> None:
+        """Say what tensors born in this step are for."""
+        for tensor in tensors:
+            self.meter.tag(tensor, category)
 
     def tag_gradients(self) -> None:
         """Gradients made in this backward have no name yet."""

@@ -8,7 +8,6 @@ the rank's shapes. They are plain ones: what it does to a DTensor, it does to th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -17,35 +16,11 @@ from cluster.dtypes import TORCH_DTYPE
 from cluster.meter import Meter
 from cluster.own.optimizer import make_optimizer
 from cluster.own.step import STEP_COUNTER
-from zeroviz.models import NamedShape
-from zeroviz.partition import chunk_rows, local_rows, plan_for
+from zeroviz.partition import local_rows
 from zeroviz.schedule import OpKind, Phase
 from zeroviz.spec import RunSpec
 from zeroviz.trace import Category
-
-
-def parameter_order(spec: RunSpec) -> tuple[NamedShape, ...]:
-    """The parameters as FSDP2's optimizer has them: in order of first use."""
-    shapes = (
-        shape for segment in plan_for(spec).segments for sublayer in segment.sublayers for shape in sublayer.params
-    )
-    return tuple({shape.name: shape for shape in shapes}.values())
-
-
-def alike(spec: RunSpec) -> list[range]:
-    """The ranks in stretches of equal shapes. Of a parameter the first ranks hold whole chunks, then one the rest."""
-    borders = {0, spec.ranks}
-    for num_rows in {shape.shape[0] for shape in spec.model.params}:
-        whole, rest = divmod(num_rows, chunk_rows(num_rows, spec.ranks))
-        borders |= {whole, whole + (rest > 0)}
-    return [range(start, stop) for start, stop in pairwise(sorted(borders))]
-
-
-def local_numel(spec: RunSpec, rank: int) -> int:
-    """Elements the rank holds of all parameters, padding left out."""
-    return sum(
-        shape.numel // shape.shape[0] * local_rows(shape.shape[0], spec.ranks, rank) for shape in spec.model.params
-    )
+from zeroviz.witness.fsdp2 import parameter_order
 
 
 class Update:
@@ -55,7 +30,7 @@ class Update:
         self._meter = meter
         self._parameters = []
         for shape in parameter_order(spec):
-            local = (local_rows(shape.shape[0], spec.ranks, rank), *shape.shape[1:])
+            local = (local_rows(shape.shape[0], spec.num_shards, rank % spec.num_shards), *shape.shape[1:])
             values = torch.zeros((2, *local), dtype=TORCH_DTYPE[spec.recipe.param], device=device)
             parameter = nn.Parameter(values[0])
             parameter.grad = values[1]

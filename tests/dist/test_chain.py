@@ -46,6 +46,25 @@ def test_two_threads_whose_times_disagree_are_put_in_the_order_of_the_totals() -
     assert (chain.num_hidden_frees, chain.unattributed_nbytes) == (0, 0)
 
 
+def test_an_event_written_far_too_late_is_put_in_its_place() -> None:
+    """gloo's thread allocated 30 at once (100 -> 130) and lost its processor; 40 events pass before it has its time."""
+    others = [link(2 + i, 2 + i, 1, 132 + i) for i in range(40)]
+    chain = Chain(100, [link(1, 1, 1, 131), *others, link(50, 9, 30, 130, GLOO), link(51, 1, -1, 170)])
+    assert changes(chain)[:2] == [(9, 30), (1, 1)] and len(chain.links) == 43
+    assert_closed(chain, 100)
+    assert (chain.num_hidden_frees, chain.unattributed_nbytes) == (0, 0)
+
+
+def test_blocks_gone_unseen_around_a_late_event_are_found() -> None:
+    """Blocks of 40 and 20 by the backend. Unseen: 40 goes (160 -> 120), the late 30 comes (150), 20 goes (130)."""
+    backend = [link(1, 1, 40, 140, by_backend=True), link(2, 2, 20, 160, by_backend=True)]
+    late = [link(4 + i, 4 + i, 1, 138 + i) for i in range(20)]
+    chain = Chain(100, [*backend, link(3, 3, 7, 137), *late, link(40, 9, 30, 150, GLOO, by_backend=True)])
+    assert changes(chain)[2:6] == [(1, -40), (9, 30), (2, -20), (3, 7)]
+    assert_closed(chain, 100)
+    assert (chain.num_hidden_frees, chain.unattributed_nbytes) == (2, 0)
+
+
 def test_a_free_without_an_event_is_rebuilt_at_the_mark_that_shows_it() -> None:
     """A clone of 40 made by the backend is gone at the mark; the mark's place is the free's, not the next event's."""
     events = [link(1, 1, 40, 140, by_backend=True), mark(2, 100), link(3, 2, 6, 106)]
@@ -68,6 +87,14 @@ def test_several_blocks_may_go_between_two_events() -> None:
     chain = Chain(100, [*backend, link(4, 4, 1, 111)])  # 50 are gone: 20 and 30
     assert changes(chain)[3:] == [(2, -20), (3, -30), (4, 1)]
     assert (chain.num_hidden_frees, chain.unattributed_nbytes) == (2, 0)
+
+
+def test_a_backend_that_got_behind_lets_many_go_at_once() -> None:
+    """Six blocks of 1, 2, 4, ... 32 by the backend; the next event shows that all but the 8 are gone: 55 of 63."""
+    backend = [link(i, i + 1, 2**i, 100 + 2 ** (i + 1) - 1, by_backend=True) for i in range(6)]
+    chain = Chain(100, [*backend, link(9, 9, 5, 113)])
+    assert changes(chain)[6:] == [(1, -1), (2, -2), (3, -4), (5, -16), (6, -32), (9, 5)]
+    assert (chain.num_hidden_frees, chain.unattributed_nbytes) == (5, 0)
 
 
 def test_a_pointer_given_out_again_was_free() -> None:

@@ -22,7 +22,6 @@ from cluster.rehearse import CPU, fake_group, rehearse
 from cluster.steps import steps_of
 from cluster.witness.chunks import Chunks
 from cluster.witness.fsdp2 import FSDP2, _Gather
-from cluster.witness.update import alike, parameter_order
 from tests.dist.ranks import RankPool
 from tests.dist.test_parity import BOUND, NUM_STEPS, distance, reference
 from tests.dist.test_rehearse import assert_same_events, live
@@ -33,6 +32,7 @@ from zeroviz.models import PRESETS
 from zeroviz.partition import local_rows, padding_numel, plan_for
 from zeroviz.spec import Implementation, Optimizer, Precision, RunSpec, Strategy, UnitPolicy
 from zeroviz.trace import Category, Origin, Trace, rank_from_dict
+from zeroviz.witness.fsdp2 import alike, parameter_order
 
 STRATEGIES = (Strategy.ZERO3, Strategy.SHARD_GRAD_OP)
 

@@ -17,6 +17,7 @@ from tests.dist.ranks import RankPool
 from zeroviz.compare import maxima
 from zeroviz.errors import SpecError
 from zeroviz.models import PRESETS
+from zeroviz.precision import OWN_PRECISIONS
 from zeroviz.predict import predict
 from zeroviz.spec import Precision, RunSpec, Strategy, UnitPolicy
 from zeroviz.trace import Category, Origin, RankTrace, merge, rank_from_dict
@@ -44,7 +45,7 @@ def assert_peak_is_as_predicted(spec: RunSpec, ranks: tuple[RankTrace, ...]) -> 
 
 
 @pytest.mark.parametrize("model", ["tiny", "tiny-llama"])
-@pytest.mark.parametrize("precision", list(Precision))
+@pytest.mark.parametrize("precision", OWN_PRECISIONS)
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_predicted_measured_and_allocated_agree(
     rank_pool: RankPool, model: str, precision: Precision, ranks: int

@@ -28,6 +28,7 @@ from zeroviz.backend import RunState
 from zeroviz.errors import RunError, SpecError
 from zeroviz.maxima import maxima
 from zeroviz.models import PRESETS, bare
+from zeroviz.precision import OWN_PRECISIONS
 from zeroviz.predict import predict
 from zeroviz.spec import (
     Checkpointing,
@@ -95,7 +96,7 @@ def test_every_op_is_as_predicted(name: str, number: int) -> None:
         spec = RunSpec(
             model=MODELS[name],
             unit=UnitPolicy.parse(UNITS[(place + turn) % len(UNITS)]),
-            precision=list(Precision)[(place + turn) % len(Precision)],
+            precision=OWN_PRECISIONS[(place + turn) % len(OWN_PRECISIONS)],
             ranks=(1, 2, 3, 5)[(place + 2 * turn) % 4],
             batch=1 + place % 2,
             seq=(17, 3, 40)[(place + turn) % 3],
@@ -122,7 +123,7 @@ def live(rank_pool: RankPool, spec: RunSpec) -> list[RankTrace]:
 
 @pytest.mark.parametrize("model", ["tiny", "tiny-llama"])
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-@pytest.mark.parametrize("precision", list(Precision))
+@pytest.mark.parametrize("precision", OWN_PRECISIONS)
 def test_real_ranks_hold_what_was_rehearsed(rank_pool: RankPool, model: str, ranks: int, precision: Precision) -> None:
     for strategy in (Strategy.ZERO3, Strategy.SHARD_GRAD_OP):
         spec = RunSpec(model=PRESETS[model], ranks=ranks, precision=precision, strategy=strategy, seq=17, steps=2)

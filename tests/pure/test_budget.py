@@ -16,6 +16,7 @@ from zeroviz.cli import main
 from zeroviz.errors import SpecError
 from zeroviz.models import PRESETS, bare
 from zeroviz.peak import peak_of
+from zeroviz.precision import OWN_PRECISIONS
 from zeroviz.predict import predict
 from zeroviz.quantity import GIB
 from zeroviz.spec import Precision, RunSpec, Strategy, UnitPolicy
@@ -37,7 +38,7 @@ def assert_books_close(answer: Answer, budget: int) -> None:
 def specs(**settings: Any) -> list[RunSpec]:
     return [
         RunSpec(model=PRESETS[name], strategy=strategy, precision=precision, **settings)
-        for name, strategy, precision in itertools.product(("tiny", "tiny-llama"), Strategy, Precision)
+        for name, strategy, precision in itertools.product(("tiny", "tiny-llama"), Strategy, OWN_PRECISIONS)
     ]
 
 
@@ -267,7 +268,7 @@ def test_json_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert data["gpu"] == {"name": "h100-80gb", "capacity_nbytes": 85_899_345_920, "is_nominal": True}
     assert data["budget_nbytes"] == H100
     assert [(row["strategy"], row["precision"]) for row in data["rows"]] == [
-        (strategy.value, precision.value) for strategy in Strategy for precision in Precision
+        (strategy.value, precision.value) for strategy in Strategy for precision in OWN_PRECISIONS
     ]
     for row in data["rows"]:
         for answer in (row["smallest_ranks"], row["largest_batch"], row["longest_seq"]):

@@ -34,6 +34,7 @@ from zeroviz.gathered import divided_nbytes
 from zeroviz.models import PRESETS, bare
 from zeroviz.partition import padded_numel, shard_numel
 from zeroviz.peak import peak_of
+from zeroviz.precision import OWN_PRECISIONS
 from zeroviz.predict import predict
 from zeroviz.schedule import OpKind, schedule
 from zeroviz.spec import Checkpointing, DType, Offload, Optimizer, Precision, RunSpec, Strategy
@@ -54,7 +55,7 @@ def most_in_update(spec: RunSpec) -> int:
 
 
 @pytest.mark.parametrize("strategy", list(Strategy))
-@pytest.mark.parametrize("precision", list(Precision))
+@pytest.mark.parametrize("precision", OWN_PRECISIONS)
 def test_02_foreach_needs_a_copy_of_what_a_rank_owns(strategy: Strategy, precision: Precision) -> None:
     """AdamW foreach needs one more copy of the local parameters, the for-loop and fused forms far less [pytorch 97712].
 
@@ -121,7 +122,7 @@ def test_03_a_bf16_model_has_no_fp32_master() -> None:
 @pytest.mark.parametrize("strategy", list(Strategy))
 def test_03_a_master_is_held_exactly_where_the_recipe_names_one(strategy: Strategy) -> None:
     """The kind: no strategy, size or option makes a master of its own, except an optimizer on the host without one."""
-    for name, precision, ranks in itertools.product(UNEVEN, Precision, (1, 3)):
+    for name, precision, ranks in itertools.product(UNEVEN, OWN_PRECISIONS, (1, 3)):
         spec = RunSpec(model=PRESETS[name], strategy=strategy, precision=precision, ranks=ranks)
         owned = sum(shard_numel(unit, spec) for unit in units_of(spec))
         named = "master" in recipe_sum(spec, "")
@@ -153,7 +154,7 @@ def test_04_sixteen_eighteen_or_twenty_are_all_right_in_different_recipes() -> N
 
 def test_04_another_gradient_or_optimizer_is_another_sum() -> None:
     """The kind: the sum is always that of the table of dtypes, whatever is set."""
-    for precision, optimizer, grad in itertools.product(Precision, Optimizer, (DType.FP32, DType.BF16)):
+    for precision, optimizer, grad in itertools.product(OWN_PRECISIONS, Optimizer, (DType.FP32, DType.BF16)):
         if optimizer is Optimizer.ADAMW_8BIT:
             continue  # its scales are rounded up to whole blocks
         model = bare(999_983)
@@ -295,7 +296,7 @@ def test_11_the_logits_grow_with_tokens_and_vocabulary_alone(name: str) -> None:
     """The kind: n tokens and V words are 4 n V bytes for every model, N, recipe and unit; checkpointing keeps them."""
     model = PRESETS[name]
     for precision, checkpointing, batch, seq in itertools.product(
-        Precision, (Checkpointing(0), Checkpointing(1)), (1, 3), (7, 64)
+        OWN_PRECISIONS, (Checkpointing(0), Checkpointing(1)), (1, 3), (7, 64)
     ):
         for ranks in (2, 5):
             spec = RunSpec(

@@ -25,6 +25,7 @@ from zeroviz.memory import rest_by_category, rest_padding_nbytes
 from zeroviz.models import PRESETS, bare
 from zeroviz.partition import Unit, padded_numel
 from zeroviz.peak import peak_of
+from zeroviz.precision import OWN_PRECISIONS
 from zeroviz.predict import predict
 from zeroviz.spec import Checkpointing, Offload, Optimizer, Precision, RunSpec, Strategy, UnitPolicy
 from zeroviz.trace import Category
@@ -154,7 +155,7 @@ def test_12_tied_embeddings_are_one_parameter() -> None:
 @pytest.mark.parametrize("name", ["gpt2", "tiny", "tiny-llama", "llama3-8b"])
 def test_12_a_tied_matrix_is_held_updated_and_sent_once(name: str) -> None:
     """The kind: tying saves vocab x hidden parameters at rest, in optimizer state and in the reduction."""
-    for strategy, precision in itertools.product(Strategy, Precision):
+    for strategy, precision in itertools.product(Strategy, OWN_PRECISIONS):
         one, two = (
             RunSpec(model=replace(PRESETS[name], tied=tied), strategy=strategy, ranks=2, precision=precision, seq=8)
             for tied in (True, False)
@@ -181,7 +182,7 @@ def test_13_one_rank_holds_the_same_in_every_strategy_and_sends_nothing() -> Non
 
     At rest; what ZeRO-3 copies from its shard into its full buffers it copies for one rank too, and its peak says so.
     """
-    for name, precision, unit in itertools.product(UNEVEN, Precision, ("model", "block", "layer")):
+    for name, precision, unit in itertools.product(UNEVEN, OWN_PRECISIONS, ("model", "block", "layer")):
         spec = RunSpec(model=PRESETS[name], ranks=1, precision=precision, unit=UnitPolicy.parse(unit))
         for strategy in Strategy:
             one = replace(spec, strategy=strategy)
@@ -253,7 +254,7 @@ def test_16_shard_grad_op_rests_sharded_and_pays_at_the_peak(name: str) -> None:
     At rest 16 P/N against ZeRO-2's 2 P + 14 P/N. At any moment the difference to FULL_SHARD is what is gathered on top:
     up to all units instead of the one in use. On the wire it saves the second gather.
     """
-    for precision, ranks in itertools.product(Precision, (2, 3, 8)):
+    for precision, ranks in itertools.product(OWN_PRECISIONS, (2, 3, 8)):
         full = RunSpec(model=PRESETS[name], strategy=Strategy.ZERO3, ranks=ranks, precision=precision, seq=16)
         kept, zero2 = replace(full, strategy=Strategy.SHARD_GRAD_OP), replace(full, strategy=Strategy.ZERO2)
         assert rest_by_category(kept) == rest_by_category(full)

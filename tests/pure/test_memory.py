@@ -9,6 +9,7 @@ import pytest
 
 from zeroviz.memory import largest_window, rest_by_category, rest_padding_nbytes, step_counter_nbytes
 from zeroviz.models import PRESETS, bare
+from zeroviz.precision import OWN_PRECISIONS
 from zeroviz.predict import predict
 from zeroviz.spec import Checkpointing, DType, Optimizer, Precision, RunSpec, Strategy, UnitPolicy
 from zeroviz.trace import Category
@@ -83,7 +84,7 @@ def test_one_rank_has_no_padding_and_every_strategy_alike() -> None:
 
 def test_padding_is_the_difference_to_the_unpadded_model() -> None:
     """Sum over ranks of what is held, less padding, is what the formula gives for P itself."""
-    for precision, strategy, ranks in itertools.product(Precision, Strategy, (2, 3, 4, 7)):
+    for precision, strategy, ranks in itertools.product(OWN_PRECISIONS, Strategy, (2, 3, 4, 7)):
         spec = RunSpec(model=PRESETS["tiny"], ranks=ranks, strategy=strategy, precision=precision)
         held = sum(sum(rest_by_category(spec).values()) - rest_padding_nbytes(spec, rank) for rank in range(ranks))
         p, g = precision.param.itemsize, precision.grad.itemsize
@@ -138,7 +139,7 @@ def states_peak_of_the_walk(spec: RunSpec) -> int:
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
-@pytest.mark.parametrize("precision", list(Precision))
+@pytest.mark.parametrize("precision", OWN_PRECISIONS)
 @pytest.mark.parametrize("unit", ["model", "block", "block:2", "layer", "numel:3e4"])
 def test_closed_form_peak_is_the_walks(settings: dict[str, Any], precision: Precision, unit: str) -> None:
     for model, ranks in itertools.product(("tiny", "tiny-llama"), (1, 3)):
@@ -149,7 +150,7 @@ def test_closed_form_peak_is_the_walks(settings: dict[str, Any], precision: Prec
 @pytest.mark.parametrize("strategy", list(Strategy))
 def test_a_bare_counts_peak_is_the_closed_form(strategy: Strategy) -> None:
     """Without layers there are no activations: rest plus the largest window is all there is."""
-    for precision in Precision:
+    for precision in OWN_PRECISIONS:
         spec = RunSpec(
             model=bare(7 * GB), ranks=8, strategy=strategy, precision=precision, unit=UnitPolicy.parse("model")
         )

@@ -15,6 +15,7 @@ from zeroviz import peak as peak_module
 from zeroviz.models import PRESETS, ModelShape, bare
 from zeroviz.outline import outline
 from zeroviz.peak import floor_of, moments_of, peak_of
+from zeroviz.precision import OWN_PRECISIONS
 from zeroviz.predict import predict
 from zeroviz.schedule import Order
 from zeroviz.spec import (
@@ -65,7 +66,7 @@ def test_peak_is_the_walks(model: ModelShape, unit: str) -> None:
     if unit == "block:2" and model.layers < 2:
         unit = "block:1"
     sizes = itertools.cycle([(1, 1, 1), (2, 3, 17), (7, 2, 32), (16, 1, 96), (3, 40, 5)])  # ranks, batch, seq
-    for settings, precision, _ in itertools.product(SETTINGS, Precision, range(2)):
+    for settings, precision, _ in itertools.product(SETTINGS, OWN_PRECISIONS, range(2)):
         ranks, batch, seq = next(sizes)
         policy = UnitPolicy.parse(unit)
         assert_same(
@@ -103,7 +104,7 @@ def random_specs(seed: int, count: int) -> Iterator[RunSpec]:
             model=model,
             strategy=strategy,
             unit=UnitPolicy(kind, draw.randint(1, most)),
-            precision=draw.choice(list(Precision)),
+            precision=draw.choice(OWN_PRECISIONS),
             ranks=draw.randint(1, 20),
             batch=draw.choice((1, 2, 50)),
             seq=draw.randint(1, 64),
@@ -141,7 +142,9 @@ def test_peak_is_the_walks_for_large_models(name: str) -> None:
 
 
 def test_bare_counts() -> None:
-    for num_params, strategy, precision, ranks in itertools.product((1, 10, 7 * 10**9), Strategy, Precision, (1, 3, 8)):
+    for num_params, strategy, precision, ranks in itertools.product(
+        (1, 10, 7 * 10**9), Strategy, OWN_PRECISIONS, (1, 3, 8)
+    ):
         for unit in ("model", "numel:1"):
             assert_same(
                 RunSpec(
@@ -227,7 +230,7 @@ def test_jumping_over_repeats_changes_nothing(monkeypatch: pytest.MonkeyPatch) -
 def test_few_moments_can_be_the_peak() -> None:
     """Out of the 16,560 events of llama3-70b in blocks, at most two dozen; and no more than that for any other."""
     for model, strategy, precision, unit in itertools.product(
-        PRESETS.values(), Strategy, Precision, ("model", "block", "layer")
+        PRESETS.values(), Strategy, OWN_PRECISIONS, ("model", "block", "layer")
     ):
         spec = RunSpec(model=model, strategy=strategy, precision=precision, unit=UnitPolicy.parse(unit))
         assert 1 <= len(moments_of(spec).candidates) <= 24
@@ -242,7 +245,7 @@ def test_floor_is_below_the_peak_and_never_rises() -> None:
     gathered buffer, N times as long, then grows by one shard.
     """
     rises = 0
-    for settings, precision in itertools.product(SETTINGS, Precision):
+    for settings, precision in itertools.product(SETTINGS, OWN_PRECISIONS):
         floors, peaks = [], []
         for ranks in range(1, 300):
             spec = RunSpec(model=TINY, precision=precision, ranks=ranks, **settings)

@@ -15,6 +15,7 @@ from zeroviz.link import Direction
 from zeroviz.memory import rest_by_category
 from zeroviz.models import PRESETS
 from zeroviz.partition import plan_for, shard_numel
+from zeroviz.precision import OWN_PRECISIONS
 from zeroviz.predict import predict
 from zeroviz.spec import Checkpointing, Offload, Optimizer, Precision, RunSpec, Strategy
 from zeroviz.tables_host import host_peak_nbytes, link_table
@@ -89,7 +90,7 @@ def test_offloaded_parameters_go_up_for_each_gather(capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize("offload", [Offload.OPTIMIZER, Offload.PARAMS])
-@pytest.mark.parametrize("precision", list(Precision))
+@pytest.mark.parametrize("precision", OWN_PRECISIONS)
 def test_the_hosts_peak_is_that_of_the_machine_less_the_device(offload: Offload, precision: Precision) -> None:
     """In the update nothing but what rests is on the device (and, with parameters offloaded, nothing at all), so the
     host's most is the most of all categories in that phase without kernels' scratch, less the device's rest."""

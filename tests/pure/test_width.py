@@ -9,9 +9,9 @@ import pytest
 
 from zeroviz.errors import SpecError
 from zeroviz.models import PRESETS, bare
-from zeroviz.precision import DType
+from zeroviz.precision import OWN_PRECISIONS, DType
 from zeroviz.predict import predict
-from zeroviz.spec import Checkpointing, Offload, Optimizer, Precision, RunSpec, Strategy, UnitPolicy
+from zeroviz.spec import Checkpointing, Offload, Optimizer, RunSpec, Strategy, UnitPolicy
 from zeroviz.tables import render
 
 NUM_SPECS = 200
@@ -28,7 +28,7 @@ def draw(random: Random) -> RunSpec | None:
             model=choose(models),
             strategy=choose(list(Strategy)),
             ranks=choose((1, 2, 7, 1000, 4096, 1_000_000)),
-            precision=choose(list(Precision)),
+            precision=choose(OWN_PRECISIONS),
             unit=UnitPolicy.parse(choose(("model", "block", "block:2", "layer", "numel:1e6"))),
             batch=choose(LONG),
             seq=choose(LONG),

@@ -11,6 +11,7 @@ import pytest
 from zeroviz.compare import Moment
 from zeroviz.errors import TraceError
 from zeroviz.models import PRESETS, bare
+from zeroviz.precision import OWN_PRECISIONS
 from zeroviz.predict import predict
 from zeroviz.quantity import format_nbytes
 from zeroviz.scene import Reference, Segment, build_scene
@@ -20,7 +21,7 @@ from zeroviz.trace import Category, Event, Origin, Trace
 GRID = [
     RunSpec(model=PRESETS["tiny"], strategy=strategy, ranks=ranks, precision=precision, unit=UnitPolicy.parse(unit))
     for strategy, ranks, precision, unit in product(
-        Strategy, (1, 2, 3, 4, 8), Precision, ("model", "block", "block:2", "layer")
+        Strategy, (1, 2, 3, 4, 8), OWN_PRECISIONS, ("model", "block", "block:2", "layer")
     )
 ]
 
@@ -156,7 +157,7 @@ def test_a_reference_stretches_the_axis_and_never_cuts_a_bar() -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 7])
-@pytest.mark.parametrize("precision", Precision)
+@pytest.mark.parametrize("precision", OWN_PRECISIONS)
 @pytest.mark.parametrize("strategy", Strategy)
 def test_the_wire_line_is_the_traces_against_ddps(strategy: Strategy, precision: Precision, ranks: int) -> None:
     spec = RunSpec(model=PRESETS["tiny"], ranks=ranks, precision=precision, strategy=strategy)
@@ -243,7 +244,7 @@ def drops_gradients(trace: Trace) -> Trace:
     return replace(trace, ranks=tuple(ranks))
 
 
-@pytest.mark.parametrize("precision", Precision)
+@pytest.mark.parametrize("precision", OWN_PRECISIONS)
 def test_what_is_given_back_before_the_peak_is_no_part_of_it_and_ends_at_the_mark(precision: Precision) -> None:
     trace = drops_gradients(predict(RunSpec(model=PRESETS["tiny"], ranks=3, precision=precision)))
     scene = build_scene(trace)

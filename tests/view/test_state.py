@@ -16,6 +16,7 @@ from zeroviz.backend import RunState
 from zeroviz.command import command_line
 from zeroviz.errors import RunError, SpecError
 from zeroviz.models import PRESETS
+from zeroviz.precision import OWN_PRECISIONS
 from zeroviz.predict import predict
 from zeroviz.spec import (
     Checkpointing,
@@ -47,7 +48,7 @@ def test_it_opens_on_four_ranks_of_the_tiny_model() -> None:
 
 @pytest.mark.parametrize(
     ("strategy", "ranks", "precision", "unit"),
-    list(product(Strategy, (1, 4, 64), Precision, (UnitKind.MODEL, UnitKind.LAYER))),
+    list(product(Strategy, (1, 4, 64), OWN_PRECISIONS, (UnitKind.MODEL, UnitKind.LAYER))),
 )
 def test_every_toggle_leads_to_the_prediction_of_that_state(
     strategy: Strategy, ranks: int, precision: Precision, unit: UnitKind

@@ -11,8 +11,10 @@ from typing import Any
 import ipywidgets as widgets  # type: ignore[import-untyped]
 
 from zeroviz.models import PRESETS, Family, ModelShape
-from zeroviz.spec import DType, Offload, Optimizer, Precision, Strategy, UnitKind, Zero1Form
+from zeroviz.precision import OWN_PRECISIONS
+from zeroviz.spec import DType, Offload, Optimizer, Strategy, UnitKind, Zero1Form
 from zeroviz.state import Explorer
+from zeroviz.toggles import group_choices
 from zeroviz.wording import parameters_text
 
 RANKS = (*range(1, 9), 16, 32, 64)
@@ -24,10 +26,12 @@ SEQS = tuple(2**power for power in range(4, 18))
 UNSET = ""
 """What a control shows for None, which to a widget means that nothing is chosen."""
 
+_CLIPS: tuple[tuple[str, Any], ...] = (("off", UNSET), ("0.1", 0.1), ("1", 1.0), ("10", 10.0))
 _UNITS = (("whole model", UnitKind.MODEL), ("block", UnitKind.BLOCK), ("layer", UnitKind.LAYER))
 _DESCRIPTIONS = {
     "strategy": ("strategy", "What is sharded: nothing, optimizer state, gradients too, parameters too"),
     "ranks": ("ranks", "Processes in the group, each with its own bars"),
+    "shard_ranks": ("group", "Ranks that shard together; the groups are copies of one another; for HYBRID_SHARD"),
     "precision": ("precision", "Which number format each copy of the model states has"),
     "unit": ("unit", "Parameters that are gathered and freed together"),
     "blocks": ("blocks/unit", "Transformer blocks in one unit; for unit block"),
@@ -41,8 +45,9 @@ _DESCRIPTIONS = {
     "offload": ("offload", "Which states lie in the host's memory instead of the device's"),
     "accumulation": ("accumulate", "Batches whose gradients are added up before one update"),
     "no_sync": ("reduce", "In which micro-batch gradients are reduced; for 2 micro-batches or more"),
+    "clip_norm": ("clip", "Scale the gradient down where its norm over all parameters exceeds this"),
     "zero1_form": ("gradient by", "How ZeRO-1 brings the gradient to its owner; for ZeRO-1"),
-    "prefetch": ("prefetch", "Units gathered ahead of the one in use; for ZeRO-3 and SHARD_GRAD_OP"),
+    "prefetch": ("prefetch", "Units gathered ahead of the one in use; where parameters are sharded"),
     "async_reduce": ("", "Let a unit's gradient reduction overlap the next unit's backward"),
     "zoom": (
         "axis",
@@ -60,7 +65,8 @@ class Controls:
         self.widget: dict[str, Any] = {
             "strategy": _buttons((strategy.label, strategy) for strategy in Strategy),
             "ranks": widgets.SelectionSlider(options=RANKS),
-            "precision": _buttons((recipe.value, recipe) for recipe in Precision),
+            "shard_ranks": widgets.SelectionSlider(options=(1,)),
+            "precision": _buttons((recipe.value, recipe) for recipe in OWN_PRECISIONS),
             "model": widgets.Dropdown(options=[(_model_words(model), model) for model in PRESETS.values()]),
             "unit": _buttons(_UNITS),
             "blocks": widgets.IntSlider(min=1, max=1),
@@ -73,6 +79,7 @@ class Controls:
             "offload": _buttons((place.value, place) for place in Offload),
             "accumulation": widgets.SelectionSlider(options=ACCUMULATIONS),
             "no_sync": _buttons((("as usual", UNSET), ("in the last", True), ("in each", False))),
+            "clip_norm": _buttons(_CLIPS),
             "zero1_form": _buttons((form.value, form) for form in Zero1Form),
             "prefetch": widgets.IntSlider(min=0, max=1),
             "async_reduce": widgets.Checkbox(description="overlap reduction and compute", indent=False),
@@ -120,6 +127,8 @@ class Controls:
                     self.widget[name].max = state.largest(name)
                 self.widget["prefetch"].max = max(state.prefetch, state.largest("prefetch"))
                 _offer(self.widget["ranks"], RANKS, state.ranks)
+                _offer(self.widget["shard_ranks"], group_choices(state.ranks), self._value("shard_ranks"))
+                _offer_clip(self.widget["clip_norm"], state.clip_norm)
                 _offer(self.widget["batch"], BATCHES, state.batch)
                 _offer(self.widget["accumulation"], ACCUMULATIONS, state.accumulation)
                 _offer(self.widget["seq"], _seqs(state.model), state.seq)
@@ -133,10 +142,12 @@ class Controls:
                 self._showing = False
 
     def _value(self, name: str) -> Any:
-        """What a control shows: the Explorer's value, and DDP's own way where ZeRO-1's is no choice."""
+        """What a control shows: the Explorer's value, and a strategy's own way where it is no choice."""
+        value = getattr(self._state, name)
         if name == "zero1_form" and self._state.strategy is Strategy.DDP:
             return Zero1Form.ALL_REDUCE
-        value = getattr(self._state, name)
+        if name == "shard_ranks" and value is None:  # all ranks shard together, or none does
+            return self._state.ranks if self._state.strategy.shards_optimizer else 1
         return UNSET if value is None else value
 
     def words(self) -> dict[str, str]:
@@ -173,6 +184,12 @@ def _offer(slider: widgets.SelectionSlider, usual: Iterable[int], value: int) ->
     options = tuple(sorted({*usual, value}))
     if tuple(slider.options) != options:
         slider.options = options
+
+
+def _offer_clip(buttons: widgets.ToggleButtons, value: float | None) -> None:
+    """Offer the usual norms, and the present one where it is not among them."""
+    if value is not None and value not in {norm for _, norm in _CLIPS}:
+        buttons.options = [*_CLIPS, (f"{value:g}", value)]
 
 
 def _seqs(model: ModelShape) -> tuple[int, ...]:

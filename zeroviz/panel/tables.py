@@ -111,8 +111,10 @@ def _wire(comparison: Comparison, ran: bool) -> str:
             ("sent by a rank in a ring", row.predicted.sent_nbytes, row.measured.sent_nbytes, " B"),
         )
         for number, (figure, predicted, measured, unit) in enumerate(lines):
-            data = f'data-rank="{row.rank}" data-op="{row.op.value}" data-figure="{figure}"'
-            first = f'<th rowspan="3">{rank_words(ranks)}</th><th rowspan="3">{row.op.value}<br>{row.dtype}</th>'
+            group = row.predicted.group
+            data = f'data-rank="{row.rank}" data-op="{row.op.value}" data-group="{group.value}" data-figure="{figure}"'
+            name = f"{row.op.value}<br>{row.dtype} {group.words}".rstrip()
+            first = f'<th rowspan="3">{rank_words(ranks)}</th><th rowspan="3">{name}</th>'
             body.append(
                 f'<tr>{"" if number else first}<th scope="row">{figure}</th>'
                 f"{figures(predicted, measured, ran, data, row.cause, unit)}{cause_cell(row.cause, ran)}</tr>"

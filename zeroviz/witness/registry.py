@@ -6,6 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 
 from zeroviz.rank_trace import RankTrace
 from zeroviz.spec import Implementation, RunSpec
+from zeroviz.witness import ddp, fsdp1, fsdp2, megatron, zero_redundancy
 
-PREDICTED: Mapping[Implementation, Callable[[RunSpec], Sequence[RankTrace]]] = {}
+PREDICTED: Mapping[Implementation, Callable[[RunSpec], Sequence[RankTrace]]] = {
+    Implementation.DDP: ddp.predicted,
+    Implementation.ZERO_REDUNDANCY: zero_redundancy.predicted,
+    Implementation.MEGATRON: megatron.predicted,
+    Implementation.FSDP1: fsdp1.predicted,
+    Implementation.FSDP2: fsdp2.predicted,
+}
 """The ranks of a spec, rank by rank or in stretches of alike ones (`AlikeRanks`)."""
+
+
+def is_predicted(spec: RunSpec) -> bool:
+    """Whether the step of `spec` is worked out by arithmetic."""
+    return spec.impl is Implementation.OWN or spec.impl in PREDICTED

@@ -1,0 +1,178 @@
+"""Two to four specs on one axis: names, rows, figures and the command that prints them.
+
+Every figure is compared with the trace it comes from; the traces are compared with real ranks elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zeroviz.cli import main
+from zeroviz.errors import TraceError
+from zeroviz.models import PRESETS
+from zeroviz.predict import predict
+from zeroviz.side_by_side import names_of, side_by_side
+from zeroviz.spec import Implementation, RunSpec, Settings, Strategy
+from zeroviz.tables_side_by_side import render_side_by_side
+from zeroviz.trace import Category, Origin, Trace
+
+BASE = RunSpec(model=PRESETS["tiny"], strategy=Strategy.DDP, ranks=3)
+DDP = replace(BASE, impl=Implementation.DDP)
+
+
+def specs(**settings: Any) -> list[RunSpec]:
+    return [replace(BASE, **{**settings, "strategy": strategy}) for strategy in (Strategy.DDP, Strategy.ZERO3)]
+
+
+def live(trace: Trace) -> Trace:
+    return replace(trace, origin=Origin.LIVE)
+
+
+# ---- names ----
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ([BASE, DDP], ["own", "ddp"]),
+        ([DDP, replace(DDP, settings=Settings(bucket_view=True))], ["1", "2: bucket_view true"]),
+        (specs(), ["DDP", "ZeRO-3"]),
+        (
+            [BASE, replace(BASE, ranks=2), replace(BASE, seq=17)],
+            ["3 ranks, 1 x 32", "2 ranks, 1 x 32", "3 ranks, 1 x 17"],
+        ),
+    ],
+)
+def test_a_spec_is_called_by_what_sets_it_apart(given: list[RunSpec], names: list[str]) -> None:
+    assert names_of(given) == names
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ([BASE], "1 were given to be compared; a picture takes 2 to 4"),
+        ([replace(BASE, ranks=n) for n in range(1, 6)], "5 were given"),
+        ([BASE, replace(BASE, model=PRESETS["tiny-llama"])], r"different models \(tiny, tiny-llama\)"),
+        ([BASE, DDP, BASE], "Two of the traces are of the same spec"),
+    ],
+)
+def test_what_cannot_share_a_picture_is_refused(given: list[RunSpec], words: str) -> None:
+    with pytest.raises(TraceError, match=words):
+        names_of(given)
+
+
+# ---- the picture as data ----
+
+
+def test_a_row_is_the_rank_that_peaks_highest() -> None:
+    traces = [predict(spec) for spec in specs()]
+    scene = side_by_side(traces)
+    assert [row.rank_label for row in scene.rows] == ["DDP", "ZeRO-3"]
+    for row, trace in zip(scene.rows, traces, strict=True):
+        assert row.peak_nbytes == max(rank.peak().total for rank in trace.ranks)
+        held = {s.category: s.nbytes for s in scene.segments if s.row == row.index and s.moment.value == "at rest"}
+        assert held == trace.ranks[row.ranks[0]].at_rest
+    assert scene.axis_max == max(row.peak_nbytes for row in scene.rows)
+    assert scene.title == "tiny, 3 ranks, fp32: DDP and ZeRO-3"
+
+
+def test_a_run_lies_under_its_prediction() -> None:
+    traces = [predict(spec) for spec in specs()]
+    scene = side_by_side(traces, {traces[1].spec: live(traces[1])})
+    assert [(row.rank_label, row.source_label) for row in scene.rows] == [
+        ("DDP", "predicted"),
+        ("ZeRO-3", "predicted"),
+        ("ZeRO-3", "measured"),
+    ]
+    assert [row.peak_difference for row in scene.rows] == [None, None, 0]
+    assert len({segment.id for segment in scene.segments}) == len(scene.segments)
+
+
+def test_ddps_second_copy_of_the_gradients_is_in_the_picture() -> None:
+    """torch's buckets are as large as the gradients: 4 bytes a parameter beside own's 4 + 4 + 8."""
+    scene = side_by_side([predict(BASE), predict(DDP)])
+    own, theirs = scene.rows
+    assert theirs.rest_nbytes - own.rest_nbytes == 4 * PRESETS["tiny"].num_params
+    (bucket,) = (s for s in scene.segments if s.category is Category.BUCKET and s.row == theirs.index)
+    assert bucket.nbytes == 4 * PRESETS["tiny"].num_params
+
+
+def test_ranks_that_differ_are_said() -> None:
+    """ZeroRedundancyOptimizer gives each rank whole parameters, so its ranks are uneven."""
+    uneven = predict(replace(BASE, strategy=Strategy.ZERO1, impl=Implementation.ZERO_REDUNDANCY))
+    scene = side_by_side([predict(replace(BASE, strategy=Strategy.ZERO1)), uneven])
+    assert any("zero_redundancy: ranks differ at rest, from" in note for note in scene.notes)
+    assert not any(note.startswith("own: ranks differ") for note in scene.notes)
+
+
+# ---- the command ----
+
+
+def test_the_text_is_the_picture_s_twin_in_80_columns() -> None:
+    traces = [
+        predict(replace(BASE, strategy=s)) for s in (Strategy.DDP, Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3)
+    ]
+    text = render_side_by_side(traces)
+    assert max(map(len, text.splitlines())) <= 80
+    for trace in traces:
+        assert f"{max(rank.peak().total for rank in trace.ranks):,}" in text
+        assert f"{trace.ranks[0].sent_nbytes:,}" in text
+    large = [predict(replace(spec, model=PRESETS["llama3-70b"])) for spec in [*specs(), *specs(ranks=64)]]
+    assert max(map(len, render_side_by_side(large).splitlines())) <= 80
+
+
+def test_the_command_compares_by_arithmetic(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    figure = tmp_path / "picture.svg"
+    words = ["compare", "--impls", "own,ddp", "--strategy", "ddp", "--ranks", "3"]
+    assert main([*words, "--figure", str(figure)]) == 0
+    assert capsys.readouterr().out.strip() == render_side_by_side([predict(BASE), predict(DDP)]).strip()
+    assert figure.stat().st_size > 1000
+    assert main([*words, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [each["spec"]["impl"] for each in report["reports"]] == ["own", "ddp"]
+
+
+def test_the_command_compares_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Two of a spec are an expectation and what was found; others are side by side, a run under its prediction."""
+    files = []
+    for number, trace in enumerate((predict(BASE), live(predict(BASE)), predict(DDP))):
+        files.append(str(tmp_path / f"{number}.json"))
+        Path(files[-1]).write_text(trace.to_json())
+    assert main(["compare", files[1], files[0]]) == 0
+    assert "difference" in capsys.readouterr().out
+    assert main(["compare", *files]) == 0
+    out = capsys.readouterr().out
+    assert "MEASURED LESS PREDICTED" in out and "own and ddp" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "Nothing to compare"),
+        (["--impls", "own"], "names 1; a comparison takes 2 to 4"),
+        (["--impls", "own,torch", "--strategy", "ddp"], "--impl is 'torch'; allowed are own"),
+        (["--impls", "own,ddp", "--strategy", "zero2"], "impl is 'ddp' with strategy zero2"),
+        (["--impls", "own,ddp", "--strategies", "ddp,zero1"], "Nothing to compare"),
+        (["--strategies", "ddp,zero1", "--strategy", "ddp"], "leave --strategy out"),
+        (["missing.json", "--impls", "own,ddp"], "Files and --impls were given"),
+        (["missing.json", "other.json"], "missing.json cannot be read"),
+    ],
+)
+def test_a_wrong_request_is_one_sentence(capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
+    assert main(["compare", *words]) == 2
+    captured = capsys.readouterr()
+    assert said in captured.err and captured.err.count("\n") == 1 and not captured.out
+
+
+def test_a_file_that_is_no_trace_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    whole = predict(BASE).to_json()
+    for name, content in (("half.json", whole[: len(whole) // 2].encode()), ("picture.png", b"\x89PNG\xff\xfe")):
+        path = tmp_path / name
+        path.write_bytes(content)
+        assert main(["compare", str(path), str(path)]) == 2
+        assert name in capsys.readouterr().err
