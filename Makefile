@@ -36,7 +36,7 @@ $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
 	touch $@
 
 $(TEST_INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test,deepspeed,megatron]'
 	touch $(INSTALLED) $@
 
 $(BIN)/python:

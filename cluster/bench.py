@@ -11,6 +11,7 @@ import gc
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -31,7 +32,7 @@ from zeroviz.errors import SpecError
 from zeroviz.spec import RunSpec
 from zeroviz.trace import Category, RankTrace
 
-NUM_WARM_STEPS = 3
+NUM_WARM_STEPS = 4
 # gloo's threads let go of the last collective's copies within a millisecond.
 _QUIET_S = 0.005
 
@@ -49,22 +50,21 @@ class BenchSide:
         self.loss = 0.0
 
     def warm_up(self) -> None:
-        """As many steps as the library takes to allocate as it will from then on; the last is counted, if need be."""
+        """As many steps as any library takes to allocate as it will from then on; the last is counted, if need be."""
         counted = counted_of(self.steps)
-        for _ in range(max(NUM_WARM_STEPS, counted.num_warm_steps if counted else 0)):
+        for _ in range(NUM_WARM_STEPS):
             self.steps.step()
-        if counted is not None:
-            with counted.counted.counting():
-                self.steps.step()
+        with counted.counted.counting() if counted else nullcontext():
+            self.steps.step()
 
-    def timed_step(self) -> int:
-        """Nanoseconds from a moment at which all ranks are there."""
+    def timed_step(self) -> tuple[int, int]:
+        """Nanoseconds from a moment at which all ranks are there, and nanoseconds of this process's work."""
         self.comm.barrier()
-        start = time.perf_counter_ns()
+        start, worked = time.perf_counter_ns(), time.process_time_ns()
         self.loss = self.steps.step()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        return time.perf_counter_ns() - start
+        return time.perf_counter_ns() - start, time.process_time_ns() - worked
 
     def held(self) -> Iterator[tuple[torch.Tensor, Category | None]]:
         yield from self.steps.held_tensors()
@@ -110,7 +110,7 @@ def bench_rank(job: RankJob) -> dict[str, Any]:
         sides = (own, other)
         for side in sides:
             side.warm_up()
-        times: dict[int, list[int]] = {0: [], 1: []}
+        times: list[list[tuple[int, int]]] = [[], []]
         for number in range(job.num_rounds):
             gc.collect()
             for which in (0, 1) if number % 2 == 0 else (1, 0):
@@ -118,7 +118,8 @@ def bench_rank(job: RankJob) -> dict[str, Any]:
         traces = own.metered_step(other), other.metered_step(own)
         return {
             name: {
-                "step_time_ns": times[which],
+                "step_time_ns": [wall for wall, _ in times[which]],
+                "cpu_time_ns": [worked for _, worked in times[which]],
                 "rest_nbytes": trace.rest_nbytes,
                 "peak_nbytes": trace.peak().total,
                 "here_nbytes": trace.machine_peak().total,
@@ -131,9 +132,10 @@ def bench_rank(job: RankJob) -> dict[str, Any]:
 
 def side_of(ranks: Sequence[Mapping[str, Any]]) -> Side:
     """One side from what each rank measured of it."""
-    times = zip(*(rank["step_time_ns"] for rank in ranks), strict=True)
+    walls, works = (zip(*(rank[name] for rank in ranks), strict=True) for name in ("step_time_ns", "cpu_time_ns"))
     return Side(
-        step_time_ns=tuple(map(max, times)),
+        step_time_ns=tuple(map(max, walls)),
+        cpu_time_ns=tuple(map(sum, works)),
         loss=sum(rank["loss"] for rank in ranks) / len(ranks),
         **{
             name: max(rank[name] for rank in ranks)
@@ -167,8 +169,8 @@ async def bench_pairs(
             except SpecError as error:
                 found.append(replace(pair, absent=str(error)))
                 continue
-            sides = {name: side_of([rank[name] for rank in done.ranks]) for name in ("own", "other")}
-            found.append(replace(pair, **sides))
+            ours, theirs = (side_of([rank[name] for rank in done.ranks]) for name in ("own", "other"))
+            found.append(replace(pair, own=ours, other=theirs))
             facts |= {name: value for name, value in environment(done).items() if name != "ranks"}
     finally:
         await session.stop()

@@ -39,7 +39,7 @@ from zeroviz.rank_trace import AlikeRanks
 from zeroviz.schedule import Phase
 from zeroviz.spec import Implementation, RunSpec
 from zeroviz.trace import Category, Event, Origin, RankTrace, Trace
-from zeroviz.witness.fsdp2 import alike, local_numels
+from zeroviz.witness.fsdp2_groups import alike, local_numels
 
 CPU = torch.device("cpu")
 MAX_TOKENS = 2**24

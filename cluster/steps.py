@@ -51,6 +51,11 @@ def steps_of(spec: RunSpec, comm: Collectives, device: torch.device) -> Callable
         from cluster.witness.megatron import Megatron, groups_of  # an optional extra, and seconds to import
 
         return partial(Megatron, spec, comm, device=device, groups=groups_of(comm.rank))
+    if spec.impl is Implementation.DEEPSPEED:
+        from cluster.witness.deepspeed import DeepSpeed, join  # an optional extra, and seconds to import
+
+        join(comm.rank, device)
+        return partial(DeepSpeed, spec, comm, device=device)
     if spec.impl is Implementation.FSDP1:
         return partial(FSDP1, spec, comm, device=device, mesh=mesh_of(spec, device))
     if spec.impl is Implementation.ZERO_REDUNDANCY:

@@ -13,6 +13,7 @@ from typing import Any
 
 from zeroviz.errors import SpecError
 from zeroviz.implementations import PAIRS
+from zeroviz.settings import LIBRARY_DEFAULTS, Settings
 from zeroviz.spec import Implementation, RunSpec, Strategy
 
 SCHEMA = "zeroviz.bench/1"
@@ -24,11 +25,13 @@ _FIRST = (Implementation.FSDP2, Implementation.DDP, Implementation.ZERO_REDUNDAN
 class Side:
     """One implementation's figures: bytes of the rank with the largest peak, times of the slowest rank in each round.
 
-    peak_nbytes: as on NCCL. here_nbytes: what this machine's allocator gave out at most. sent_nbytes: in a ring.
-    loss: of the last round's step, the mean of the ranks.
+    cpu_time_ns: what all ranks' processes worked for a round's step, the backend's threads included: other programs on
+    the machine lengthen it little. peak_nbytes: as on NCCL. here_nbytes: what this machine's allocator gave out at
+    most. sent_nbytes: in a ring. loss: of the last round's step, the mean of the ranks.
     """
 
     step_time_ns: tuple[int, ...]
+    cpu_time_ns: tuple[int, ...]
     rest_nbytes: int
     peak_nbytes: int
     here_nbytes: int
@@ -49,9 +52,17 @@ class Pair:
     @property
     def time_ratios(self) -> tuple[float, ...]:
         """Own over other, a round each."""
-        if self.own is None or self.other is None:
-            return ()
-        return tuple(a / b for a, b in zip(self.own.step_time_ns, self.other.step_time_ns, strict=True))
+        assert self.own is not None and self.other is not None
+        return _ratios(self.own.step_time_ns, self.other.step_time_ns)
+
+    @property
+    def cpu_ratios(self) -> tuple[float, ...]:
+        assert self.own is not None and self.other is not None
+        return _ratios(self.own.cpu_time_ns, self.other.cpu_time_ns)
+
+
+def _ratios(own: Sequence[int], other: Sequence[int]) -> tuple[float, ...]:
+    return tuple(ours / theirs for ours, theirs in zip(own, other, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +83,14 @@ class Spread:
 
 
 def pairs_of(
-    base: RunSpec, impl: Implementation | None = None, strategy: Strategy | None = None
+    base: RunSpec,
+    impl: Implementation | None = None,
+    strategy: Strategy | None = None,
+    settings: Settings = LIBRARY_DEFAULTS,
 ) -> list[tuple[RunSpec, RunSpec] | Pair]:
     """(own, other) for each pair that is wanted and can be; a Pair with its reason for one that cannot.
 
-    base: the step, our own code's; its strategy is not looked at. SpecError if no pair is left.
+    base: the step, our own code's; its strategy is not looked at. settings: the other's. SpecError if no pair is left.
     """
     if impl is Implementation.OWN:
         raise SpecError("--impl is 'own', which is one side of every pair; name the other, or leave it out.")
@@ -85,22 +99,27 @@ def pairs_of(
     for each in dict.fromkeys(wanted):
         for its in PAIRS[each]:
             if strategy in (None, its):
-                found.append(_pair(base, each, its))
+                found.append(_pair(base, each, its, settings))
     if not found:
         assert impl is not None or strategy is not None
         has = ", ".join(f"{each.value} {its.value}" for each in PAIRS for its in PAIRS[each] if its is strategy)
+        asked = f"{impl.value if impl else 'any'} with strategy {strategy.value if strategy else 'any'}"
         raise SpecError(
-            f"impl {impl.value if impl else 'any'} has no strategy {strategy.value if strategy else 'any'} to set beside "
-            f"our own; {'there is ' + has if has else 'leave out --strategy'}."
+            f"impl is {asked}, which is no pair to set beside our own; "
+            f"{'there is ' + has if has else 'leave out --strategy'}."
         )
     return found
 
 
-def _pair(base: RunSpec, impl: Implementation, strategy: Strategy) -> tuple[RunSpec, RunSpec] | Pair:
+def _pair(
+    base: RunSpec, impl: Implementation, strategy: Strategy, settings: Settings
+) -> tuple[RunSpec, RunSpec] | Pair:
     try:
-        own = replace(base, strategy=strategy)
-        # What only our own code can do is its own affair; the step is the same without it.
-        return own, replace(own, impl=impl, prefetch=0, async_reduce=False)
+        groups = base.shard_ranks if strategy.replicates else None
+        prefetch = base.prefetch if strategy.shards_param else 0
+        own = replace(base, strategy=strategy, shard_ranks=groups, prefetch=prefetch)
+        # When our own code sends is its own affair; the step is the same.
+        return own, replace(own, impl=impl, prefetch=0, async_reduce=False, settings=settings)
     except SpecError as error:
         return Pair(strategy=strategy, impl=impl, absent=str(error))
 
@@ -124,6 +143,7 @@ def _pair_to_dict(pair: Pair) -> dict[str, Any]:
     own, other = pair.own, pair.other
     ratios = {
         "step_time": asdict(Spread.of(pair.time_ratios)),
+        "cpu_time": asdict(Spread.of(pair.cpu_ratios)),
         "peak": own.peak_nbytes / other.peak_nbytes,
         "here": own.here_nbytes / other.here_nbytes,
         "sent": own.sent_nbytes / other.sent_nbytes if other.sent_nbytes else None,

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
+from zeroviz.cli_bench import add_bench_options, answer_bench
 from zeroviz.cli_budget import add_budget_options
 from zeroviz.cli_compare import add_compare_options, answer_compare
 from zeroviz.cli_files import check_outputs, save_outputs
@@ -119,6 +120,7 @@ def _build_parser() -> tuple[_Parser, dict[str, argparse.ArgumentParser]]:
     validate = command("validate", _validate, "work out every published figure again; exit code 1 if one does not hold")
     budget = command("budget", _budget, "what fits a GPU: the smallest N, the largest batch, the longest sequence")
     compare = command("compare", answer_compare, "two to four side by side: implementations, strategies, or files")
+    bench = command("bench", answer_bench, "our own step beside other implementations', in turn, as ratios")
     doctor = command("doctor", _doctor, "check devices, collectives and leftovers on this machine")
     command("explore", lambda args: _explore([]), "open the explorer in JupyterLab; further words go to JupyterLab")
     for sub in (predict, run, rehearse):
@@ -128,10 +130,12 @@ def _build_parser() -> tuple[_Parser, dict[str, argparse.ArgumentParser]]:
         sub.add_argument("--trace", metavar="FILE", help="write the whole trace, events included, as JSON")
     add_spec_options(compare)
     add_compare_options(compare)
+    add_spec_options(bench)
+    add_bench_options(bench)
     add_spec_options(budget)
     add_budget_options(budget)
     validate.add_argument("--only", metavar="GROUP", help="one group of rows, such as zero_paper_table1")
-    for sub in (predict, run, rehearse, validate, budget, compare, doctor):
+    for sub in (predict, run, rehearse, validate, budget, compare, bench, doctor):
         sub.add_argument("--json", action="store_true", help="print the report as JSON and nothing else")
     return parser, dict(commands.choices)
 

@@ -25,9 +25,9 @@ def check_outputs(figure: str | None, trace: str | None, model: str | None = Non
         if picture is not None:
             if Path(picture).suffix.lower() not in FIGURE_SUFFIXES:
                 raise SpecError(f"{option} is {picture!r}; its name must end in {', '.join(FIGURE_SUFFIXES)}.")
-            _check_writable(picture, option)
+            check_writable(picture, option)
     if trace is not None:
-        _check_writable(trace, "--trace")
+        check_writable(trace, "--trace")
 
 
 def save_outputs(
@@ -58,7 +58,7 @@ def save_outputs(
             raise _unwritable("--timeline", timeline, error) from None
 
 
-def _check_writable(name: str, option: str) -> None:
+def check_writable(name: str, option: str) -> None:
     """Open for appending: the only test that also sees full permissions, read-only disks and directories."""
     path = Path(name)
     existed = path.exists()

@@ -1,5 +1,5 @@
-"""`zeroviz run`, `zeroviz doctor` and `zeroviz rehearse`: the commands that need torch. The first two start processes,
-and take care that none outlives them.
+"""`zeroviz run`, `bench`, `doctor` and `rehearse`: the commands that need torch. The first three start processes, and
+take care that none outlives them.
 
 The only module of this package that reaches into `cluster`, and only when one of them is called.
 """
@@ -10,12 +10,13 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from zeroviz.backend import Progress
+from zeroviz.bench import Pair
 from zeroviz.errors import RunError
 from zeroviz.spec import RunSpec
 from zeroviz.trace import Trace
@@ -50,6 +51,16 @@ def rehearse_spec(spec: RunSpec) -> Trace:
             raise _missing(error) from None
         with interrupts.polled():
             return rehearse(spec, line.show, interrupts.poll)
+
+
+def run_bench(wanted: Sequence[tuple[RunSpec, RunSpec] | Pair], num_rounds: int) -> tuple[list[Pair], dict[str, Any]]:
+    """Set every pair side by side on engines of its own; progress goes to stderr."""
+    with Interrupts() as interrupts, ProgressLine() as line:
+        try:
+            from cluster.bench import bench_pairs
+        except ImportError as error:
+            raise _missing(error) from None
+        return interrupts.run(lambda: bench_pairs(wanted, num_rounds, line.show))
 
 
 def examine(*, as_json: bool) -> int:

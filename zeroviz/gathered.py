@@ -56,7 +56,8 @@ def fsdp_root_numel(spec: RunSpec) -> int:
 
 
 def divided_nbytes(spec: RunSpec, peak: Peak) -> int:
-    """How much of `peak` is a rank's 1/N, and so falls with N; padding apart, the rest does not depend on N.
+    """How much of `peak` is a rank's 1/N, and so falls with N; padding apart, the rest does not depend on N. Of
+    HYBRID_SHARD it is 1/G, and nothing falls with N.
 
     The optimizer's temporaries are as large as what a rank owns; all other temporaries are as in one process.
     """

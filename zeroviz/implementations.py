@@ -27,11 +27,14 @@ PAIRS: Mapping[Implementation, tuple[Strategy, ...]] = {
 }
 _FSDP1_PRECISIONS = (Precision.FP32, Precision.BF16, Precision.FSDP_MIXED)
 _FSDP2_PRECISIONS = (Precision.FP32, Precision.BF16, Precision.FSDP_MIXED)
+_DEEPSPEED_PRECISIONS = (Precision.FP32, Precision.BF16_MIXED, Precision.BF16_FP32GRAD)
 _MEGATRON_PRECISIONS = (Precision.FP32, Precision.BF16_FP32GRAD)
 _TORCH_PRECISIONS = (Precision.FP32, Precision.BF16)
 _HAD: Mapping[Implementation, tuple[str, ...]] = {
     Implementation.DDP: ("accumulation",),
+    Implementation.DEEPSPEED: ("accumulation",),
     Implementation.FSDP2: ("accumulation",),
+    Implementation.MEGATRON: ("accumulation", "clip_norm"),
     Implementation.ZERO_REDUNDANCY: ("accumulation",),
 }
 """Options of our own that it has too: see `_check_plain`."""
@@ -61,6 +64,9 @@ def check_implementation(spec: RunSpec) -> None:
     elif spec.impl is Implementation.MEGATRON:
         _check_precision(spec, _MEGATRON_PRECISIONS)
         _check_optimizer(spec, Optimizer.ADAMW, Optimizer.ADAMW_FOREACH)
+    elif spec.impl is Implementation.DEEPSPEED:
+        _check_precision(spec, _DEEPSPEED_PRECISIONS)
+        _check_stage(spec)
     elif spec.impl is Implementation.FSDP1:
         _check_precision(spec, _FSDP1_PRECISIONS)
         _check_shard_group(spec)
@@ -113,6 +119,29 @@ def _check_reshard_ranks(spec: RunSpec) -> None:
         )
 
 
+def _check_stage(spec: RunSpec) -> None:
+    """What a stage of DeepSpeed's does not do, or does not look at."""
+    if spec.strategy is Strategy.DDP and spec.precision is Precision.BF16_FP32GRAD:
+        raise SpecError(
+            "precision is 'bf16-fp32grad' with impl deepspeed and strategy ddp, its stage 0, which has no fp32 gradients "
+            "of bf16 parameters; use zero1, zero2 or zero3, or precision bf16-mixed."
+        )
+    for name, has in (
+        ("bucket_numel", spec.strategy is not Strategy.DDP and not _reduces_whole(spec)),
+        ("persistence_numel", spec.strategy is Strategy.ZERO3),
+    ):
+        if name in spec.settings.given and not has:
+            raise SpecError(
+                f"{name} is {getattr(spec.settings, name)} with impl deepspeed, strategy {spec.strategy.value} and "
+                f"precision {spec.precision.value}, which does not look at it; leave it out, or use zero3."
+            )
+
+
+def _reduces_whole(spec: RunSpec) -> bool:
+    """DeepSpeed's stage 1 of bf16 parameters with fp32 gradients, an optimizer of its own without buckets."""
+    return spec.strategy is Strategy.ZERO1 and spec.precision is Precision.BF16_FP32GRAD
+
+
 def _check_optimizer(spec: RunSpec, *allowed: Optimizer) -> None:
     if spec.optimizer not in allowed:
         names = " or ".join(optimizer.value for optimizer in allowed)
@@ -137,6 +166,7 @@ def _check_plain(spec: RunSpec, *had: str) -> None:
         ("checkpointing", str(spec.checkpointing), "none"),
         ("offload", spec.offload.value, "none"),
         ("accumulation", spec.accumulation, 1),
+        ("clip_norm", spec.clip_norm, None),
         ("prefetch", spec.prefetch, 0),
         ("async_reduce", spec.async_reduce, False),
         ("zero1_form", spec.zero1_form.value, "reduce-scatter"),

@@ -56,7 +56,8 @@ class Settings:
     def from_dict(cls, data: Mapping[str, Any]) -> Settings:
         """The inverse of `to_dict`. TypeError or SpecError for other data."""
         kinds = {name: setting.kind for name, setting in SETTINGS.items() if issubclass(setting.kind, Enum)}
-        return cls(**{name: kinds[name](value) if name in kinds else value for name, value in data.items()})
+        values: dict[str, Any] = {name: kinds[name](value) if name in kinds else value for name, value in data.items()}
+        return cls(**values)
 
 
 LIBRARY_DEFAULTS = Settings()

@@ -156,7 +156,8 @@ def _at_peak(spec: RunSpec, group: RankGroup, every: str) -> list[str]:
     lines = [*_held_table(f"AT THE PEAK, {every}", peak.by_category), *entry("  when", place_text(peak))]
     divided = divided_nbytes(spec, peak)
     text = f"{format_decimal_nbytes(divided)}; {format_decimal_nbytes(peak.total - divided)} do not"
-    return lines + entry("  falls with N", text if divided else "nothing: it is the same whatever N")
+    name = "N" if spec.shard_ranks is None else "G"  # more shard groups hold no less
+    return lines + entry(f"  falls with {name}", text if divided else f"nothing: it is the same whatever {name}")
 
 
 def _held_table(title: str, held: Mapping[Category, int], num_params: int | None = None) -> list[str]:

@@ -1,86 +1,134 @@
 """DeepSpeed's engine, stages 0 to 3, on the process group that is there: no launcher, and nothing is compiled.
 
-[Note: a step] The engine drops the gradients itself when its step is over, so at rest there are none but stage 3's flat
-buffer and, where bf16 parameters have fp32 gradients under stage 1, those of the whole model. Its step is called after
+[Note: a step] The engine drops gradients by itself when its step is over, so that none are held at rest but stage 3's flat
+buffer and, where bf16 parameters have fp32 gradients under stage 1, those of the whole model. Its `step` is called after
 each micro-batch; only the last one's updates anything.
 
 [Note: warm steps] Stage 3 learns in its first two steps in which order modules run, and gathers ahead from the third on.
+
+[Note: names] Gradients and gathered parameters lie in buffers that live for a part of the step. They get their names
+from hooks of ours, which come after the library's own: on each module's forward, and on each parameter's gradient.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from weakref import finalize
 
 import torch
 from torch import Tensor, nn
 
 from cluster.own.optimizer import make_optimizer
 from cluster.own.step import STEP_COUNTER
-from cluster.text import load_batch
-from cluster.witness.deepspeed_engine import config_of, engine_for
+from cluster.witness.deepspeed_engine import engine_for, forget, quiet
+from cluster.witness.deepspeed_engine import join as join
 from cluster.witness.plain import PlainModel, PlainSteps
 from zeroviz.schedule import OpKind, Phase
 from zeroviz.spec import Strategy
 from zeroviz.trace import Category
+from zeroviz.witness.deepspeed_parts import padding_nbytes
 
 
 class DeepSpeed(PlainSteps):
-    """One rank's model and training step."""
+    """One rank's model and training step. When it goes, what the library keeps in the process goes with it."""
 
     num_warm_steps = 2
 
     def wrap(self, plain: PlainModel) -> tuple[nn.Module, torch.optim.Optimizer]:
-        self.base = make_optimizer(self.spec.optimizer, list(plain.parameters()))
-        self.engine = engine_for(self, plain, self.base, config_of(self.spec))
-        return self.engine, self.base
+        base = make_optimizer(self.spec.optimizer, list(plain.parameters()))
+        self._engine = engine_for(plain, base, self.spec)
+        finalize(self, forget, self._engine)
+        self._zero: Any = self._engine.optimizer  # the library's own around `base`; under stage 0 in fp32 `base`
+        self._name_buffers()
+        return self._engine, base
 
     def step(self) -> float:
-        """One training step of all micro-batches; returns the mean of their losses."""
-        at, losses = self.places.at, []
-        for _ in range(self.spec.accumulation):
-            at(Phase.FORWARD, OpKind.LOAD_BATCH.value)
-            batch = load_batch(self.spec, self.comm.rank, self._num_batches, self.device)
-            self._num_batches += 1
-            for tensor in batch.tensors():
-                self.meter.tag(tensor, Category.INPUT)
-            loss = self.engine(batch)
-            losses.append(float(loss.item()))
-            self.engine.backward(loss)
-            at(Phase.BACKWARD, OpKind.DROP_BATCH.value)
-            del loss, batch
-            at(Phase.OPTIMIZER, OpKind.OPTIMIZER_STEP.value)
-            self.engine.step()
-        return sum(losses) / len(losses)
+        """One training step; returns this rank's loss, the mean over its tokens and micro-batches."""
+        loss = 0.0
+        with quiet():
+            for _ in range(self.spec.accumulation):
+                loss += self.micro_batch() / self.spec.accumulation
+                self.places.at(Phase.OPTIMIZER, OpKind.OPTIMIZER_STEP.value)
+                self._engine.step()
+        if self.spec.strategy is Strategy.ZERO3:
+            self.tag(self._whole(), Category.UNSHARDED_PARAM)
+        self.counted.sent.clear()  # else they would be held
+        return loss
+
+    def backward(self, loss: Tensor) -> None:
+        self._engine.backward(loss)
 
     def held_tensors(self) -> Iterator[tuple[Tensor, Category]]:
-        wrapped: Any = self.engine.optimizer
-        if self.spec.strategy is Strategy.ZERO3:
-            for parameter in self.plain.parameters():
-                yield parameter.ds_tensor, Category.SHARDED_PARAM
-                yield parameter, Category.UNSHARDED_PARAM
-            yield wrapped.grad_partitions_flat_buffer, Category.SHARDED_GRAD
-            for bucket in wrapped.ipg_buckets.values():
-                if bucket.buffer is not None: 
-                    yield bucket.buffer, Category.BUCKET
-            for master in wrapped.fp32_partitioned_groups_flat:
-                yield master, Category.MASTER_PARAM
-        else:
-            for parameter in self.plain.parameters():
-                yield parameter, Category.UNSHARDED_PARAM
-            for parameter in self.plain.parameters():
-                if parameter.grad is not None:
-                    yield parameter.grad, Category.UNSHARDED_GRAD
-            for name in ("single_partition_of_fp32_groups", "fp32_groups_flat_partition"):
-                for master in getattr(wrapped, name, []):
-                    yield master, Category.MASTER_PARAM
-            for group in getattr(wrapped, "fp32_groups", []):
-                for master in group:
-                    yield master, Category.MASTER_PARAM
-                    if master.grad is not None:
-                        yield master.grad, Category.UNSHARDED_GRAD
-            for grad in getattr(wrapped, "fp32_groups_gradients_flat", []):
-                yield grad, Category.UNSHARDED_GRAD
+        yield from self._parameters_and_gradients()
+        for value in self._numbers():
+            yield value, Category.TEMPORARY
         for name, value in self.optimizer_state():
             if name != STEP_COUNTER:
                 yield value, Category.OPTIMIZER_STATE
+
+    def padding_nbytes(self) -> int:
+        return padding_nbytes(self.spec, self.comm.rank)
+
+    def _parameters_and_gradients(self) -> Iterator[tuple[Tensor, Category]]:
+        zero = self._zero
+        if self.spec.strategy is Strategy.ZERO3:
+            for parameter in self.plain.parameters():
+                yield parameter.ds_tensor, Category.SHARDED_PARAM
+            yield zero.grad_partitions_flat_buffer, Category.SHARDED_GRAD
+            yield from ((bucket, Category.BUCKET) for bucket in self._buckets())
+        yield from ((parameter, Category.UNSHARDED_PARAM) for parameter in self._whole())
+        for parameter in self.plain.parameters():
+            if parameter.grad is not None:
+                yield parameter.grad, Category.UNSHARDED_GRAD
+        for name in _MASTERS:
+            for master in _flat(getattr(zero, name, ())):
+                yield master, Category.MASTER_PARAM
+        for grad in getattr(zero, "fp32_groups_gradients_flat", ()):
+            yield grad, Category.UNSHARDED_GRAD
+
+    def _whole(self) -> Iterator[Tensor]:
+        """The parameters that are whole now."""
+        return (parameter for parameter in self.plain.parameters() if parameter.untyped_storage().nbytes())
+
+    def _buckets(self) -> Iterator[Tensor]:
+        """The buffers that gradients are reduced in, where they stand now."""
+        for bucket in getattr(self._zero, "ipg_buckets", {}).values():
+            yield from bucket.buffer if isinstance(bucket.buffer, list) else [bucket.buffer]
+
+    def _numbers(self) -> Iterator[Tensor]:
+        """The norm of the last gradient, and stage 3's flag of overflow."""
+        for name in ("_global_grad_norm", "inf_or_nan_tracker"):
+            value = getattr(self._zero, name, None)
+            if isinstance(value, Tensor):
+                yield value
+
+    def _name_buffers(self) -> None:
+        """See [Note: names]."""
+        if self.spec.strategy is Strategy.DDP:
+            return  # gradients are tensors of their own till the step
+        for parameter in self.plain.parameters():
+            parameter.register_post_accumulate_grad_hook(self._gradient_is_there)
+        if self.spec.strategy is Strategy.ZERO3:
+            for module in self.plain.modules():
+                module.register_forward_pre_hook(self._parameters_are_there)
+
+    def _gradient_is_there(self, parameter: Tensor) -> None:
+        self.tag(self._buckets(), Category.BUCKET)
+        if self.spec.strategy is Strategy.ZERO1 and parameter.grad is not None:
+            self.meter.tag(parameter.grad, Category.UNSHARDED_GRAD)
+        if self.spec.strategy is Strategy.ZERO3:
+            self.tag(self._whole(), Category.UNSHARDED_PARAM)
+
+    def _parameters_are_there(self, module: nn.Module, inputs: Any) -> None:
+        self.tag(self._whole(), Category.UNSHARDED_PARAM)
+
+
+_MASTERS = ("single_partition_of_fp32_groups", "fp32_groups_flat_partition", "fp32_partitioned_groups_flat", "fp32_groups")
+"""Under which name each of the library's optimizers has its masters: stages 1 and 2, stage 1 with fp32 gradients, stage 3,
+and stage 0, which has one for each parameter."""
+
+
+def _flat(groups: Any) -> Iterator[Tensor]:
+    for each in groups:
+        yield from each if isinstance(each, list) else [each]

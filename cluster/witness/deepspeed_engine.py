@@ -1,9 +1,28 @@
-"""What DeepSpeed must be told before it runs in a process that is not its own."""
+"""What DeepSpeed is told before it runs in a process that is not its own, and what is taken back afterwards.
+
+[Note: nothing is compiled] DeepSpeed compiles some of its operators with the machine's C++ compiler where they are first
+used. On the way of a training step there is one: an all-reduce through shared memory, for CPU ranks of one machine, made
+where the process group is joined, half a minute of work. Here it is declared incompatible before. Its own Adam would be
+compiled as well; the optimizers are torch's, which it takes as "untested" ones.
+
+[Note: left in the process] DeepSpeed keeps in its modules' globals what it finds: the process group and its copies of
+it, and under stage 3 the model, once in a stack and once for each module in the cache of a method; with the model stay
+the shards, the master and the moments. Its hooks on gradients are a circle through autograd that no garbage collector
+sees. `forget` cuts all of these, so that the next run in the process finds nothing. Unless `memory_efficient_linear` is
+off, stage 3 also replaces torch.nn.functional.linear for the whole process and for good; it is off.
+
+[Note: clipping] DeepSpeed clips gradients at a norm of 1.0 where its configuration does not say otherwise. Here it says
+0, which is not at all: with clipping it would not train what the others train.
+"""
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,14 +31,36 @@ from torch import nn
 from zeroviz.settings import value_of
 from zeroviz.spec import Precision, RunSpec, Strategy
 
+if not torch.cuda.is_available():
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else its import says on stdout that it found no GPU
+with warnings.catch_warnings():
+    # torch's own compiler, which DeepSpeed's Muon optimizer imports and nothing here uses, is made of torch.jit.
+    warnings.filterwarnings("ignore", message="`torch.jit.script", category=DeprecationWarning)
+    import deepspeed
+    import deepspeed.runtime.zero.muon.muon_optimizer
+    from deepspeed.accelerator import set_accelerator
+    from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
+    from deepspeed.accelerator.cuda_accelerator import CUDA_Accelerator
+    from deepspeed.comm import comm as deepspeed_comm
+    from deepspeed.runtime.zero import parameter_offload
+    from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
+    from deepspeed.utils import groups
+
 STAGE = {Strategy.DDP: 0, Strategy.ZERO1: 1, Strategy.ZERO2: 2, Strategy.ZERO3: 3}
+
+# The method is wrapped, and what is wrapped is the function with the cache.
+_released: Any = inspect.getclosurevars(
+    PartitionedParameterCoordinator._PartitionedParameterCoordinator__params_to_release
+).nonlocals["func"]
 
 
 def config_of(spec: RunSpec) -> dict[str, Any]:
+    """DeepSpeed's configuration. What it does not name is the library's default."""
     settings, impl = spec.settings, spec.impl
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": spec.batch,
         "gradient_accumulation_steps": spec.accumulation,
+        "gradient_clipping": 0.0,
         "zero_allow_untested_optimizer": True,
         "zero_optimization": {
             "stage": STAGE[spec.strategy],
@@ -33,19 +74,39 @@ def config_of(spec: RunSpec) -> dict[str, Any]:
         config["data_types"] = {"grad_accum_dtype": spec.precision.grad.value}
     return config
 
-def join(rank):
-    os.environ["LOCAL_RANK"] = str(rank)
-    import deepspeed
-    from deepspeed.utils import groups
-    from deepspeed.comm import comm
+
+def join(rank: int, device: torch.device) -> None:
+    """Let DeepSpeed find the process group of this run, and make its copy of it."""
     logging.getLogger("DeepSpeed").setLevel(logging.CRITICAL)
-    comm.cdb = None
-    groups._release_process_group_references()
+    os.environ["LOCAL_RANK"] = str(rank)  # its launcher would set it
+    set_accelerator(CPU_Accelerator() if device.type == "cpu" else CUDA_Accelerator())
     deepspeed.ops.__compatible_ops__ = {"deepspeed_shm_comm": False}
-    deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False, rank=rank)
+    forget()
+    deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
     groups._clone_world_group()
 
-def engine_for(steps, model: nn.Module, optimizer: torch.optim.Optimizer, config: dict[str, Any]) -> Any:
-    import deepspeed
-    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+
+def engine_for(model: nn.Module, optimizer: torch.optim.Optimizer, spec: RunSpec) -> Any:
+    """The engine around `model`, whose parameters it takes over. Call it, then its `backward`, then its `step`."""
+    with quiet():
+        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config_of(spec))
     return engine
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Inside, torch does not say that DeepSpeed calls two collectives by their older names."""
+    with warnings.catch_warnings():
+        for name in ("all_gather_into_tensor", "reduce_scatter_tensor"):
+            warnings.filterwarnings("ignore", f"`torch.distributed.{name}` is deprecated", FutureWarning)
+        yield
+
+
+def forget(engine: Any = None) -> None:
+    """Drop what is kept of the run so far. See [Note: left in the process]."""
+    if engine is not None:
+        engine.destroy()
+    _released.cache_clear()
+    parameter_offload.FWD_MODULE_STACK.clear()
+    deepspeed_comm.cdb = None
+    groups._release_process_group_references()

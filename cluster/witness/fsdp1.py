@@ -3,11 +3,11 @@
 Each unit that is one segment is an instance; what is left (a tied embedding with its head, or the whole model under
 unit `model`) is the root's. An instance lays its parameters one after another in a flat parameter and keeps 1/N of it.
 
-[Note: copies of a gradient] A unit is whole in one buffer, whose memory comes with the gather and goes with the reshard;
-sublayers compute with views into it. So in backward the gradient of each view is held until the last one of the unit
-is there, and then all are copied into a flat one: two copies of the unit's gradient. Where N does not divide that, it
-is copied once more with padding at its end, and the reduce-scatter reads the copy; `use_orig_params` pads the flat
-parameter itself and needs none.
+[Note: copies of a gradient] A unit is whole in one buffer, whose memory comes with the gather and goes with the
+reshard; sublayers compute with views into it. So in backward the gradient of each view is held until the last one of
+the unit is there, and then all are copied into a flat one: two copies of the unit's gradient. Where N does not divide
+that, it is copied once more with padding at its end, and the reduce-scatter reads the copy; `use_orig_params` pads the
+flat parameter itself and needs none.
 
 [Note: one rank] In a shard group of one rank torch warns and does NO_SHARD, for the whole is its own shard. What is
 held is then named so: whole parameters, whole gradients.
@@ -32,6 +32,7 @@ from torch.utils.hooks import RemovableHandle
 from cluster.collectives import Collectives
 from cluster.dtypes import TORCH_DTYPE
 from cluster.meter import Meter
+from cluster.model import SublayerModule
 from cluster.own.optimizer import make_optimizer
 from cluster.own.step import STEP_COUNTER
 from cluster.witness.marked import ZERO_GRAD
@@ -77,6 +78,7 @@ class Instance:
         for segment in self.inner.modules():
             if isinstance(segment, PlainSegment) and (segment is self.inner or self._is_own(segment)):
                 for sublayer in segment.sublayers:
+                    assert isinstance(sublayer, SublayerModule)
                     yield from (getattr(owner, name) for owner, name in sublayer.slots.values())
 
     def _is_own(self, segment: PlainSegment) -> bool:
@@ -176,20 +178,20 @@ class FSDP1(PlainSteps):
         def before_unshard_again(grad: Tensor) -> None:
             name_whole()
             at(Phase.BACKWARD, OpKind.UNSHARD.value, instance.unit)
-            self._naming.__enter__()
+            self._naming.begin()
 
         def before_backward(grad: Tensor) -> None:
-            self._naming.__exit__(None, None, None)
+            self._naming.end()
             name_whole()
             at(Phase.BACKWARD, OpKind.BACKWARD.value, instance.unit)
 
         def before_reduce(grad: Tensor) -> None:
             self.meter.tag(grad, Category.UNSHARDED_GRAD)
             at(Phase.BACKWARD, OpKind.REDUCE_GRAD.value, instance.unit)
-            self._naming.__enter__()
+            self._naming.begin()
 
         def after_reduce(inputs: object, outputs: object) -> None:
-            self._naming.__exit__(None, None, None)
+            self._naming.end()
 
         instance.outer.register_forward_pre_hook(before_unshard)
         instance.inner.register_forward_pre_hook(before_forward)
@@ -227,7 +229,7 @@ class FSDP1(PlainSteps):
                 yield value, Category.OPTIMIZER_STATE
 
     def padding_nbytes(self) -> int:
-        """At the end of the last ranks' shards and, with `use_orig_params`, between parameters; moments then have none."""
+        """At the end of the last ranks' shards; with `use_orig_params` also between parameters, and in no moment."""
         nbytes = 0
         for instance in self.instances:
             flat, state = instance.flat, self.optimizer.state.get(instance.flat, {})
@@ -242,7 +244,10 @@ class FSDP1(PlainSteps):
 
 
 class _Naming(TorchFunctionMode):
-    """Says what the tensors are for that FSDP makes between two hooks, by the function that it calls for each."""
+    """Says what the tensors are for that FSDP makes between two hooks, by the function that it calls for each.
+
+    In backward it begins and ends within one node of the graph, around FSDP's own hook there.
+    """
 
     CATEGORY: Mapping[Callable[..., Any], Category] = {
         F.pad: Category.REDUCE_SCATTER_BUFFER,
@@ -254,6 +259,12 @@ class _Naming(TorchFunctionMode):
     def __init__(self, meter: Meter) -> None:
         super().__init__()
         self._meter = meter
+
+    def begin(self) -> None:
+        self.__enter__()  # type: ignore[no-untyped-call]
+
+    def end(self) -> None:
+        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -120,10 +120,16 @@ class Megatron(PlainSteps):
         self._ddp.zero_grad_buffer()
         self._sharded.zero_grad()
 
+    def reducing(self, reduces: bool) -> AbstractContextManager[None]:
+        self._reduces = reduces
+        no_sync: AbstractContextManager[None] = self._ddp.no_sync()
+        return nullcontext() if reduces else no_sync
+
     def backward(self, loss: Tensor) -> None:
         super().backward(loss)
-        self.places.at(Phase.BACKWARD, OpKind.REDUCE_GRAD.value)
-        self._ddp.finish_grad_sync()
+        if self._reduces:
+            self.places.at(Phase.BACKWARD, OpKind.REDUCE_GRAD.value)
+            self._ddp.finish_grad_sync()
 
     def update(self) -> None:
         clips = self.spec.clip_norm is not None

@@ -20,7 +20,7 @@ from zeroviz.partition import local_rows
 from zeroviz.schedule import OpKind, Phase
 from zeroviz.spec import RunSpec
 from zeroviz.trace import Category
-from zeroviz.witness.fsdp2 import parameter_order
+from zeroviz.witness.fsdp2_groups import parameter_order
 
 
 class Update:

@@ -1,8 +1,8 @@
 """torch's FullyShardedDataParallel as a witness: it trains what one process trains, and its live run is the arithmetic.
 
-[Note: late copies] FSDP1 calls torch.distributed itself and waits for nothing but the result, so gloo's thread lets its
-working copies go when it gets to it. They are no part of what the step holds; the machine's peak, which has them, may so
-be higher by one of them than predicted, and `compare` says why.
+[Note: late copies] FSDP1 calls torch.distributed itself and waits for nothing but the result, so gloo's thread lets
+its working copies go when it gets to it. They are no part of what the step holds; the machine's peak, which has them,
+may so be higher by one of them than predicted, and `compare` says why.
 """
 
 from __future__ import annotations
@@ -88,9 +88,7 @@ def test_it_trains_as_one_process_does(rank_pool: RankPool, model: ModelShape, r
 def test_hybrid_shard_trains_as_one_process_does(rank_pool: RankPool, model: ModelShape, shard_ranks: int) -> None:
     want, start = reference(fsdp1(model, 4, batch=2))
     for settings in (Settings(), ORIG):
-        spec = fsdp1(
-            model, 4, batch=2, strategy=Strategy.HYBRID_SHARD, shard_ranks=shard_ranks, settings=settings
-        )
+        spec = fsdp1(model, 4, batch=2, strategy=Strategy.HYBRID_SHARD, shard_ranks=shard_ranks, settings=settings)
         for got in rank_pool.run(train, spec):
             assert distance(got, want, start) <= BOUND[4], settings
 
@@ -145,9 +143,7 @@ def test_mixed_precision_trains_as_one_process_with_the_same_casts(
         settings = Settings(reduce_dtype=reduced)
         want, start = mixed_reference(fsdp1(model, ranks, batch=2, precision=Precision.FSDP_MIXED, settings=settings))
         for strategy in STRATEGIES:
-            spec = fsdp1(
-                model, ranks, batch=2, precision=Precision.FSDP_MIXED, settings=settings, strategy=strategy
-            )
+            spec = fsdp1(model, ranks, batch=2, precision=Precision.FSDP_MIXED, settings=settings, strategy=strategy)
             for got in rank_pool.run(train, spec):
                 assert distance(got, want, start) <= bound, spec
 
@@ -301,7 +297,7 @@ def test_original_parameters_cost_alignment_and_a_counter_a_piece(rank_pool: Ran
 
 
 def test_a_gradient_is_held_twice_and_three_times_where_it_is_padded(rank_pool: RankPool) -> None:
-    """The block's gradients and their flat copy; then, for two ranks do not divide 37,237, the copy and a padded one."""
+    """The block's gradients and their flat copy; then that and, as two ranks do not divide 37,237, a padded one."""
     most: dict[str, dict[Category, int]] = {"backward": {}, "reduce grad": {}}
     live_nbytes = {Category.UNSHARDED_GRAD: 0, Category.REDUCE_SCATTER_BUFFER: 0}
     for event in live(rank_pool, fsdp1()).ranks[0].events:

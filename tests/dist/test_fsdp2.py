@@ -32,7 +32,7 @@ from zeroviz.models import PRESETS
 from zeroviz.partition import local_rows, padding_numel, plan_for
 from zeroviz.spec import Implementation, Optimizer, Precision, RunSpec, Strategy, UnitPolicy
 from zeroviz.trace import Category, Origin, Trace, rank_from_dict
-from zeroviz.witness.fsdp2 import alike, parameter_order
+from zeroviz.witness.fsdp2_groups import alike, parameter_order
 
 STRATEGIES = (Strategy.ZERO3, Strategy.SHARD_GRAD_OP)
 

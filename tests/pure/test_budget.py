@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.every import exists, pairs, settings_of
 from zeroviz.budget import MAX_COUNT, Answer, budget_row, largest_batch, longest_seq, smallest_ranks
 from zeroviz.capacities import DEFAULT_RESERVE_NBYTES, parse_capacity, parse_reserve
 from zeroviz.cli import main
@@ -37,8 +38,8 @@ def assert_books_close(answer: Answer, budget: int) -> None:
 
 def specs(**settings: Any) -> list[RunSpec]:
     return [
-        RunSpec(model=PRESETS[name], strategy=strategy, precision=precision, **settings)
-        for name, strategy, precision in itertools.product(("tiny", "tiny-llama"), Strategy, OWN_PRECISIONS)
+        RunSpec(model=PRESETS[name], precision=precision, **settings_of(strategy, settings.get("ranks", 2)), **settings)
+        for name, (strategy, precision) in itertools.product(("tiny", "tiny-llama"), pairs())
     ]
 
 
@@ -268,7 +269,11 @@ def test_json_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert data["gpu"] == {"name": "h100-80gb", "capacity_nbytes": 85_899_345_920, "is_nominal": True}
     assert data["budget_nbytes"] == H100
     assert [(row["strategy"], row["precision"]) for row in data["rows"]] == [
-        (strategy.value, precision.value) for strategy in Strategy for precision in OWN_PRECISIONS
+        (strategy.value, precision.value)
+        for strategy in Strategy
+        if not strategy.replicates  # without --shard-ranks there is no such row
+        for precision in OWN_PRECISIONS
+        if exists(strategy, precision)
     ]
     for row in data["rows"]:
         for answer in (row["smallest_ranks"], row["largest_batch"], row["longest_seq"]):
@@ -285,6 +290,8 @@ def test_json_report(capsys: pytest.CaptureFixture[str]) -> None:
 def test_settings_of_one_strategy_go_to_that_strategy(capsys: pytest.CaptureFixture[str]) -> None:
     data = json.loads(zeroviz(capsys, "--prefetch", "3", "--precision", "bf16", "--json"))
     assert [row["prefetch"] for row in data["rows"]] == [0, 0, 0, 3, 3]
+    data = json.loads(zeroviz(capsys, *["--ranks", "8", "--shard-ranks", "4", "--precision", "bf16", "--json"]))
+    assert [row["shard_ranks"] for row in data["rows"]] == [None] * 5 + [4]
 
 
 @pytest.mark.parametrize(

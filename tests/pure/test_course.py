@@ -8,17 +8,24 @@ from itertools import accumulate, product
 
 import pytest
 
+from tests.every import pairs, settings_of
 from zeroviz.course import Course, align, columns, course_of
 from zeroviz.models import PRESETS, bare
 from zeroviz.predict import predict
-from zeroviz.spec import Precision, RunSpec, Strategy, UnitPolicy
+from zeroviz.spec import Precision, RunSpec, UnitPolicy
 from zeroviz.tables_step import MAX_OPS, NEIGHBOURS, step_table
 from zeroviz.trace import Category, Event, RankTrace
 
 GRID = [
-    RunSpec(model=PRESETS[model], strategy=strategy, ranks=ranks, precision=precision, unit=UnitPolicy.parse(unit))
-    for model, strategy, ranks, precision, unit in product(
-        ("tiny", "tiny-llama"), Strategy, (1, 3), (Precision.FP32, Precision.BF16_MIXED), ("model", "block", "layer")
+    RunSpec(
+        model=PRESETS[model],
+        ranks=ranks,
+        precision=precision,
+        unit=UnitPolicy.parse(unit),
+        **settings_of(strategy, ranks),
+    )
+    for model, (strategy, precision), ranks, unit in product(
+        ("tiny", "tiny-llama"), pairs((Precision.FP32, Precision.BF16_FP32GRAD)), (1, 3), ("model", "block", "layer")
     )
 ]
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.every import exists, pairs, settings_of
 from tests.pure.steps import (
     GB,
     GIB,
@@ -32,7 +33,7 @@ from zeroviz.errors import SpecError
 from zeroviz.estimators import deepspeed_zero3, megatron_fp16
 from zeroviz.gathered import divided_nbytes
 from zeroviz.models import PRESETS, bare
-from zeroviz.partition import padded_numel, shard_numel
+from zeroviz.partition import buffers_for, padded_numel, shard_numel
 from zeroviz.peak import peak_of
 from zeroviz.precision import OWN_PRECISIONS
 from zeroviz.predict import predict
@@ -54,8 +55,7 @@ def most_in_update(spec: RunSpec) -> int:
     return most
 
 
-@pytest.mark.parametrize("strategy", list(Strategy))
-@pytest.mark.parametrize("precision", OWN_PRECISIONS)
+@pytest.mark.parametrize(("strategy", "precision"), pairs())
 def test_02_foreach_needs_a_copy_of_what_a_rank_owns(strategy: Strategy, precision: Precision) -> None:
     """AdamW foreach needs one more copy of the local parameters, the for-loop and fused forms far less [pytorch 97712].
 
@@ -65,8 +65,8 @@ def test_02_foreach_needs_a_copy_of_what_a_rank_owns(strategy: Strategy, precisi
     cast first, s_u elements of the update's width.
     """
     for name, ranks in itertools.product(UNEVEN, (1, 2, 3, 7)):
-        spec = RunSpec(model=PRESETS[name], strategy=strategy, ranks=ranks, precision=precision)
-        shards = [shard_numel(unit, spec) for unit in units_of(spec)]
+        spec = RunSpec(model=PRESETS[name], ranks=ranks, precision=precision, **settings_of(strategy, ranks))
+        shards = [shard_numel(buffer, spec) for buffer in buffers_for(spec)]
         m, cast = spec.recipe.moments.itemsize, spec.recipe.update.itemsize * spec.recipe.casts_grad
         expected = {
             Optimizer.ADAMW_FOREACH: (m + cast) * sum(shards),
@@ -123,11 +123,15 @@ def test_03_a_bf16_model_has_no_fp32_master() -> None:
 def test_03_a_master_is_held_exactly_where_the_recipe_names_one(strategy: Strategy) -> None:
     """The kind: no strategy, size or option makes a master of its own, except an optimizer on the host without one."""
     for name, precision, ranks in itertools.product(UNEVEN, OWN_PRECISIONS, (1, 3)):
-        spec = RunSpec(model=PRESETS[name], strategy=strategy, precision=precision, ranks=ranks)
-        owned = sum(shard_numel(unit, spec) for unit in units_of(spec))
+        if not exists(strategy, precision):
+            continue
+        spec = RunSpec(model=PRESETS[name], precision=precision, ranks=ranks, **settings_of(strategy, ranks))
+        owned = sum(shard_numel(buffer, spec) for buffer in buffers_for(spec))
         named = "master" in recipe_sum(spec, "")
         assert rest(spec, Category.MASTER_PARAM) == owned * 4 * named
         assert named == (precision in (Precision.BF16_MIXED, Precision.BF16_FP32GRAD))
+        if not exists(strategy, precision, {"offload": Offload.OPTIMIZER}):
+            continue
         offloaded = replace(spec, offload=Offload.OPTIMIZER)
         assert rest(offloaded, Category.HOST_MASTER_PARAM) == owned * spec.recipe.update.itemsize
 
@@ -190,17 +194,25 @@ def test_05_what_falls_with_n_is_said(strategy: Strategy, settings: dict[str, An
     moment or a larger one. Each of gpt2's units is padded by at most 3 elements on 2 or 4 ranks, and an element costs
     at most 32 bytes: 16 of states, 2 + 2 whole, and in the update 4 for the cast and 8 for two temporaries.
     """
-    spec = RunSpec(model=PRESETS["gpt2"], strategy=strategy, ranks=2, seq=3, precision=Precision.BF16_MIXED, **settings)
-    few, many = peak_of(spec), peak_of(replace(spec, ranks=4))
+    if not exists(strategy, settings=settings):
+        return
+
+    def of(ranks: int) -> dict[str, Any]:
+        """hybrid_shard's N is that of its group."""
+        return {"ranks": ranks, "strategy": strategy, "shard_ranks": ranks if strategy.replicates else None}
+
+    precision = Precision.BF16_MIXED if exists(strategy, Precision.BF16_MIXED) else Precision.BF16_FP32GRAD
+    spec = RunSpec(model=PRESETS["gpt2"], seq=3, precision=precision, **of(2), **settings)
+    few, many = peak_of(spec), peak_of(replace(spec, **of(4)))
     divided, slack = divided_nbytes(spec, few), 3 * 32 * len(units_of(spec))
     assert few.total - divided / 2 - slack <= many.total
     if (few.phase, few.op, few.unit) == (many.phase, many.op, many.unit):
         assert abs(few.total - divided / 2 - many.total) <= slack
     assert (divided > 0) == (strategy is not Strategy.DDP and (strategy.shards_grad or "offload" not in settings))
     # At the peak of bare counts there is no padding at all, and the two parts are exact.
-    whole = RunSpec(model=bare(8 * GB), strategy=strategy, ranks=2, unit=MODEL, **settings)
-    assert peak_of(whole).total - peak_of(replace(whole, ranks=4)).total == divided_nbytes(whole, peak_of(whole)) / 2
-    assert "falls with N" in text_of(whole)
+    whole = RunSpec(model=bare(8 * GB), unit=MODEL, **of(2), **settings)
+    assert peak_of(whole).total - peak_of(replace(whole, **of(4))).total == divided_nbytes(whole, peak_of(whole)) / 2
+    assert f"falls with {'G' if strategy.replicates else 'N'}" in text_of(whole)
 
 
 def test_09_without_sync_whole_gradients_are_held() -> None:
@@ -224,9 +236,8 @@ def test_09_without_sync_whole_gradients_are_held() -> None:
 def test_09_the_peak_says_what_no_sync_costs(strategy: Strategy, name: str) -> None:
     """The kind: with gradients of width g and padded units w_u, the peak has g sum(w_u) of whole gradients instead of
     the largest few; the wire is spared all reductions but one."""
-    spec = RunSpec(
-        model=PRESETS[name], strategy=strategy, ranks=3, seq=16, accumulation=4, precision=Precision.BF16_FP32GRAD
-    )
+    common: dict[str, Any] = {"ranks": 3, "seq": 16, "accumulation": 4, "precision": Precision.BF16_FP32GRAD}
+    spec = RunSpec(model=PRESETS[name], **common, **settings_of(strategy, 3))
     held = replace(spec, no_sync=True)
     whole = 4 * sum(padded_numel(unit.numel, 3) for unit in units_of(spec))
     assert peak_of(held).by_category[Category.UNSHARDED_GRAD] == whole
@@ -257,8 +268,8 @@ def test_10_the_first_step_differs_by_the_state_and_nothing_else(optimizer: Opti
     """The kind: from the second step on every moment before the update holds the state, whole under DDP, 1/N under
     ZeRO: as many moments as the optimizer has, and none at all for plain SGD, whose first step is like any other."""
     for strategy, name, ranks in itertools.product(Strategy, UNEVEN, (1, 3)):
-        spec = RunSpec(model=PRESETS[name], strategy=strategy, ranks=ranks, optimizer=optimizer)
-        owned = [shard_numel(unit, spec) for unit in units_of(spec)]
+        spec = RunSpec(model=PRESETS[name], ranks=ranks, optimizer=optimizer, **settings_of(strategy, ranks))
+        owned = [shard_numel(buffer, spec) for buffer in buffers_for(spec)]
         width = 1 if optimizer is Optimizer.ADAMW_8BIT else 4
         scales = sum(-(-count // 2048) for count in owned) * 4 * (width == 1)
         state = optimizer.num_moments * (width * sum(owned) + scales)
@@ -280,7 +291,7 @@ def test_11_fp32_logits_dominate_and_no_rank_divides_them() -> None:
     fp32 = tokens * vocab * 4
     assert f"{fp32 / GIB:.2f}" == "3.79"
     for strategy, ranks in itertools.product(Strategy, (1, 64)):
-        spec = RunSpec(model=model, strategy=strategy, ranks=ranks, seq=tokens)
+        spec = RunSpec(model=model, ranks=ranks, seq=tokens, **settings_of(strategy, ranks))
         made = [blocks_made(spec, (category,))[fp32] for category in (Category.ACTIVATION, Category.TEMPORARY)]
         assert made == [1, 3]  # log probabilities; logits, and in backward the gradients of both
     half, whole = 16384 * vocab * 2, 16384 * vocab * 4

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.every import exists, pairs, settings_of
 from tests.pure.steps import (
     MODEL,
     UNEVEN,
@@ -97,17 +98,19 @@ def test_08_a_policy_that_matches_nothing_makes_one_unit(strategy: Strategy, nam
     [axolotl PR 3710].
 
     Where parameters are gathered that is P p beside the shard, p the parameter's width; ZeRO-2 then has the whole
-    gradient before it is cut. DDP and ZeRO-1 hold both whole whatever the units are, and nothing is to be said.
+    gradient before it is cut. DDP, ZeRO-1 and Megatron's optimizer hold both whole whatever the units are, and nothing
+    is to be said.
     """
-    spec = RunSpec(model=PRESETS[name], strategy=strategy, ranks=3, unit=MODEL, seq=16)
+    spec = RunSpec(model=PRESETS[name], ranks=3, unit=MODEL, seq=16, **settings_of(strategy, 3))
     whole = padded_numel(spec.model.num_params, 3 if strategy.shards_optimizer else 1) * 4
     peak = peak_of(spec).by_category
     assert peak[Category.UNSHARDED_PARAM] == whole
     assert peak.get(Category.UNSHARDED_GRAD, 0) == whole
-    said = {Strategy.DDP: "", Strategy.ZERO1: "", Strategy.ZERO2: "the whole gradient, for there is one unit"}
+    said = {Strategy.ZERO2: "the whole gradient, for there is one unit"}
+    said |= dict.fromkeys((Strategy.DDP, Strategy.ZERO1, Strategy.MEGATRON_OPTIM), "")
     text = text_of(spec)
     assert said.get(strategy, "gathered at once the whole model, for it is one unit; --unit block") in text
-    assert ("at once" in text) == (strategy not in (Strategy.DDP, Strategy.ZERO1))
+    assert ("at once" in text) == strategy.shards_grad
     # Cut into blocks the term is smaller, except where whole parameters are what the strategy keeps.
     blocks = peak_of(replace(spec, unit=UnitPolicy.parse("block"))).by_category
     if strategy is Strategy.ZERO3:
@@ -155,9 +158,10 @@ def test_12_tied_embeddings_are_one_parameter() -> None:
 @pytest.mark.parametrize("name", ["gpt2", "tiny", "tiny-llama", "llama3-8b"])
 def test_12_a_tied_matrix_is_held_updated_and_sent_once(name: str) -> None:
     """The kind: tying saves vocab x hidden parameters at rest, in optimizer state and in the reduction."""
-    for strategy, precision in itertools.product(Strategy, OWN_PRECISIONS):
+    for strategy, precision in pairs():
+        settings = settings_of(strategy, 2)
         one, two = (
-            RunSpec(model=replace(PRESETS[name], tied=tied), strategy=strategy, ranks=2, precision=precision, seq=8)
+            RunSpec(model=replace(PRESETS[name], tied=tied), ranks=2, precision=precision, seq=8, **settings)
             for tied in (True, False)
         )
         matrix = one.model.vocab * one.model.hidden
@@ -185,7 +189,9 @@ def test_13_one_rank_holds_the_same_in_every_strategy_and_sends_nothing() -> Non
     for name, precision, unit in itertools.product(UNEVEN, OWN_PRECISIONS, ("model", "block", "layer")):
         spec = RunSpec(model=PRESETS[name], ranks=1, precision=precision, unit=UnitPolicy.parse(unit))
         for strategy in Strategy:
-            one = replace(spec, strategy=strategy)
+            if not exists(strategy, precision):
+                continue
+            one = replace(spec, **settings_of(strategy, 1))
             (rank,) = predict(one).ranks
             assert rank.rest_nbytes == precision.bytes_per_param * one.model.num_params
             assert (rank.collectives, rank.wire(), rank.sent_nbytes, rank.padding_nbytes) == ((), (), 0, 0)
@@ -207,8 +213,8 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 def test_13_with_every_option_and_every_command_as_well(settings: dict[str, Any]) -> None:
     """The kind: no option makes one rank send, no strategy makes it rest otherwise, and a budget answers."""
     at_rest = set()
-    for strategy in Strategy:
-        spec = RunSpec(model=PRESETS["tiny-llama"], strategy=strategy, ranks=1, **settings)
+    for strategy in (each for each in Strategy if exists(each, settings=settings)):
+        spec = RunSpec(model=PRESETS["tiny-llama"], ranks=1, **settings_of(strategy, 1), **settings)
         at_rest.add(rest_nbytes(spec))
         assert predict(spec).ranks[0].collectives == ()
         row = budget_row(spec, peak_of(spec).total)

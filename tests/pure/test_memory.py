@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.every import exists, pairs, settings_of
 from zeroviz.memory import largest_window, rest_by_category, rest_padding_nbytes, step_counter_nbytes
 from zeroviz.models import PRESETS, bare
 from zeroviz.precision import OWN_PRECISIONS
@@ -77,15 +78,15 @@ def test_absurd_sizes_stay_exact() -> None:
 
 def test_one_rank_has_no_padding_and_every_strategy_alike() -> None:
     for strategy in Strategy:
-        spec = RunSpec(model=PRESETS["tiny"], ranks=1, strategy=strategy)
+        spec = RunSpec(model=PRESETS["tiny"], ranks=1, **settings_of(strategy, 1))
         assert sum(rest_by_category(spec).values()) == 16 * spec.model.num_params
         assert rest_padding_nbytes(spec, 0) == 0
 
 
 def test_padding_is_the_difference_to_the_unpadded_model() -> None:
     """Sum over ranks of what is held, less padding, is what the formula gives for P itself."""
-    for precision, strategy, ranks in itertools.product(OWN_PRECISIONS, Strategy, (2, 3, 4, 7)):
-        spec = RunSpec(model=PRESETS["tiny"], ranks=ranks, strategy=strategy, precision=precision)
+    for (strategy, precision), ranks in itertools.product(pairs(), (2, 3, 4, 7)):
+        spec = RunSpec(model=PRESETS["tiny"], ranks=ranks, precision=precision, **settings_of(strategy, ranks))
         held = sum(sum(rest_by_category(spec).values()) - rest_padding_nbytes(spec, rank) for rank in range(ranks))
         p, g = precision.param.itemsize, precision.grad.itemsize
         k = precision.bytes_per_param - p - g
@@ -95,13 +96,16 @@ def test_padding_is_the_difference_to_the_unpadded_model() -> None:
             Strategy.ZERO2: p * ranks + g + k,
             Strategy.ZERO3: p + g + k,
             Strategy.SHARD_GRAD_OP: p + g + k,
+            Strategy.HYBRID_SHARD: (p + g + k) * spec.num_replicas,
+            Strategy.MEGATRON_OPTIM: (p + g) * ranks + k,
         }[strategy]
         assert held == copies * spec.model.num_params
 
 
 def test_step_counters_are_four_bytes_a_unit() -> None:
-    """tiny in blocks: root and three blocks."""
+    """tiny in blocks: root and three blocks. One buffer over all of them is one tensor."""
     assert step_counter_nbytes(RunSpec(model=PRESETS["tiny"])) == 4 * 4
+    assert step_counter_nbytes(RunSpec(model=PRESETS["tiny"], strategy=Strategy.MEGATRON_OPTIM)) == 4
 
 
 SETTINGS: list[dict[str, Any]] = [
@@ -118,6 +122,12 @@ SETTINGS: list[dict[str, Any]] = [
     {"strategy": Strategy.ZERO2, "accumulation": 3, "optimizer": Optimizer.ADAMW_FOREACH},
     {"strategy": Strategy.ZERO1, "grad_dtype": DType.BF16, "optimizer": Optimizer.SGD_MOMENTUM},
     {"strategy": Strategy.DDP, "optimizer": Optimizer.ADAMW_8BIT, "checkpointing": Checkpointing(1)},
+    {"strategy": Strategy.HYBRID_SHARD},
+    {"strategy": Strategy.HYBRID_SHARD, "prefetch": 1, "async_reduce": True},
+    {"strategy": Strategy.HYBRID_SHARD, "accumulation": 2, "checkpointing": Checkpointing(2)},
+    {"strategy": Strategy.MEGATRON_OPTIM},
+    {"strategy": Strategy.MEGATRON_OPTIM, "accumulation": 2, "checkpointing": Checkpointing(1)},
+    {"strategy": Strategy.MEGATRON_OPTIM, "optimizer": Optimizer.ADAMW_FOREACH},
 ]
 
 
@@ -142,17 +152,19 @@ def states_peak_of_the_walk(spec: RunSpec) -> int:
 @pytest.mark.parametrize("precision", OWN_PRECISIONS)
 @pytest.mark.parametrize("unit", ["model", "block", "block:2", "layer", "numel:3e4"])
 def test_closed_form_peak_is_the_walks(settings: dict[str, Any], precision: Precision, unit: str) -> None:
-    for model, ranks in itertools.product(("tiny", "tiny-llama"), (1, 3)):
+    if not exists(settings["strategy"], precision):
+        return
+    for model, ranks in itertools.product(("tiny", "tiny-llama"), (1, 3, 6)):
+        settings = {**settings, **settings_of(settings["strategy"], ranks)}
         spec = RunSpec(model=PRESETS[model], ranks=ranks, precision=precision, unit=UnitPolicy.parse(unit), **settings)
         assert sum(rest_by_category(spec).values()) + largest_window(spec).nbytes == states_peak_of_the_walk(spec)
 
 
-@pytest.mark.parametrize("strategy", list(Strategy))
-def test_a_bare_counts_peak_is_the_closed_form(strategy: Strategy) -> None:
+@pytest.mark.parametrize(("strategy", "precision"), pairs())
+def test_a_bare_counts_peak_is_the_closed_form(strategy: Strategy, precision: Precision) -> None:
     """Without layers there are no activations: rest plus the largest window is all there is."""
-    for precision in OWN_PRECISIONS:
-        spec = RunSpec(
-            model=bare(7 * GB), ranks=8, strategy=strategy, precision=precision, unit=UnitPolicy.parse("model")
-        )
+    for ranks in (1, 8):
+        settings = settings_of(strategy, ranks)
+        spec = RunSpec(model=bare(7 * GB), ranks=ranks, precision=precision, unit=UnitPolicy.parse("model"), **settings)
         rank = predict(spec).ranks[0]
         assert rank.peak().total == rank.rest_nbytes + largest_window(spec).nbytes

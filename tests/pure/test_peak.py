@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
+from tests.every import exists, pairs, settings_of
 from zeroviz import outline as outline_module
 from zeroviz import peak as peak_module
 from zeroviz.models import PRESETS, ModelShape, bare
 from zeroviz.outline import outline
 from zeroviz.peak import floor_of, moments_of, peak_of
-from zeroviz.precision import OWN_PRECISIONS
+from zeroviz.precision import OWN_PRECISIONS, WHOLE_BUFFER_PRECISIONS
 from zeroviz.predict import predict
 from zeroviz.schedule import Order
 from zeroviz.spec import (
@@ -29,6 +30,7 @@ from zeroviz.spec import (
     UnitKind,
     UnitPolicy,
 )
+from zeroviz.toggles import group_choices
 
 TINY, TINY_LLAMA = PRESETS["tiny"], PRESETS["tiny-llama"]
 # Both families, tied and untied; one block, where first and last are the same, and enough blocks to jump over some.
@@ -42,13 +44,19 @@ MODELS = {
 }
 UNITS = ("model", "block", "block:2", "layer", "numel:1", "numel:3e4")
 SETTINGS: list[dict[str, Any]] = [
-    *({"strategy": strategy, "async_reduce": overlap} for strategy in Strategy for overlap in (False, True)),
+    *(
+        {"strategy": strategy, "async_reduce": overlap}
+        for strategy in Strategy
+        for overlap in ((False,) if strategy.has_whole_buffer else (False, True))
+    ),
     # 100 units ahead is all of them: nothing is left to gather in the middle of a pass.
     *(
         {"strategy": Strategy.ZERO3, "async_reduce": overlap, "prefetch": ahead}
         for ahead in (1, 2, 100)
         for overlap in (False, True)
     ),
+    {"strategy": Strategy.HYBRID_SHARD, "prefetch": 2, "async_reduce": True},
+    *({"strategy": strategy, "clip_norm": 1.0, "optimizer": Optimizer.SGD} for strategy in Strategy),
 ]
 
 
@@ -68,6 +76,9 @@ def test_peak_is_the_walks(model: ModelShape, unit: str) -> None:
     sizes = itertools.cycle([(1, 1, 1), (2, 3, 17), (7, 2, 32), (16, 1, 96), (3, 40, 5)])  # ranks, batch, seq
     for settings, precision, _ in itertools.product(SETTINGS, OWN_PRECISIONS, range(2)):
         ranks, batch, seq = next(sizes)
+        settings = {**settings, **settings_of(settings["strategy"], ranks)}
+        if not exists(settings["strategy"], precision):
+            continue
         policy = UnitPolicy.parse(unit)
         assert_same(
             RunSpec(model=model, unit=policy, precision=precision, ranks=ranks, batch=batch, seq=seq, **settings)
@@ -100,20 +111,24 @@ def random_specs(seed: int, count: int) -> Iterator[RunSpec]:
         strategy = draw.choice(list(Strategy))
         optimizer = draw.choice(list(Optimizer))
         accumulation = draw.choice((1, 1, 2, 3, 5))
+        whole, ranks = strategy.has_whole_buffer, draw.randint(1, 20)
+        offload = draw.choice(offloads(strategy, optimizer))
         yield RunSpec(
             model=model,
             strategy=strategy,
+            shard_ranks=draw.choice(group_choices(ranks)) if strategy.replicates else None,
             unit=UnitPolicy(kind, draw.randint(1, most)),
-            precision=draw.choice(OWN_PRECISIONS),
-            ranks=draw.randint(1, 20),
+            precision=draw.choice(WHOLE_BUFFER_PRECISIONS if whole else OWN_PRECISIONS),
+            ranks=ranks,
             batch=draw.choice((1, 2, 50)),
             seq=draw.randint(1, 64),
             prefetch=draw.randint(0, 4) if strategy.shards_param else 0,
-            async_reduce=draw.random() < 0.5,
+            async_reduce=draw.random() < 0.5 and not whole,
             optimizer=optimizer,
-            grad_dtype=draw.choice((None, DType.FP32, DType.BF16)),
+            grad_dtype=None if whole else draw.choice((None, DType.FP32, DType.BF16)),
+            clip_norm=None if offload.moves_params else draw.choice((None, 0.5)),
             checkpointing=Checkpointing(draw.choice((0, 1, draw.randint(1, model.layers)))),
-            offload=draw.choice(offloads(strategy, optimizer)),
+            offload=offload,
             accumulation=accumulation,
             no_sync=draw.choice((None, True)) if accumulation > 1 else None,
         )
@@ -121,7 +136,7 @@ def random_specs(seed: int, count: int) -> Iterator[RunSpec]:
 
 def offloads(strategy: Strategy, optimizer: Optimizer) -> list[Offload]:
     """What can be offloaded."""
-    if optimizer is Optimizer.ADAMW_8BIT:
+    if optimizer is Optimizer.ADAMW_8BIT or strategy.has_whole_buffer:
         return [Offload.NONE]
     return list(Offload) if strategy.shards_param else [Offload.NONE, Offload.OPTIMIZER]
 
@@ -137,19 +152,24 @@ def test_peak_is_the_walks_for_large_models(name: str) -> None:
     for strategy, unit in itertools.product(Strategy, ("model", "block", "block:5", "layer", "numel:3e8")):
         unit = "numel:1e8" if unit == "numel:3e8" and PRESETS[name].num_params < 3e8 else unit
         assert_same(
-            RunSpec(model=PRESETS[name], strategy=strategy, unit=UnitPolicy.parse(unit), ranks=9, batch=2, seq=1000)
+            RunSpec(
+                model=PRESETS[name],
+                unit=UnitPolicy.parse(unit),
+                ranks=9,
+                batch=2,
+                seq=1000,
+                **settings_of(strategy, 9),
+            )
         )
 
 
 def test_bare_counts() -> None:
-    for num_params, strategy, precision, ranks in itertools.product(
-        (1, 10, 7 * 10**9), Strategy, OWN_PRECISIONS, (1, 3, 8)
-    ):
+    for num_params, (strategy, precision), ranks in itertools.product((1, 10, 7 * 10**9), pairs(), (1, 3, 8)):
         for unit in ("model", "numel:1"):
             assert_same(
                 RunSpec(
                     model=bare(num_params),
-                    strategy=strategy,
+                    **settings_of(strategy, ranks),
                     precision=precision,
                     ranks=ranks,
                     unit=UnitPolicy.parse(unit),
@@ -229,10 +249,8 @@ def test_jumping_over_repeats_changes_nothing(monkeypatch: pytest.MonkeyPatch) -
 
 def test_few_moments_can_be_the_peak() -> None:
     """Out of the 16,560 events of llama3-70b in blocks, at most two dozen; and no more than that for any other."""
-    for model, strategy, precision, unit in itertools.product(
-        PRESETS.values(), Strategy, OWN_PRECISIONS, ("model", "block", "layer")
-    ):
-        spec = RunSpec(model=model, strategy=strategy, precision=precision, unit=UnitPolicy.parse(unit))
+    for model, (strategy, precision), unit in itertools.product(PRESETS.values(), pairs(), ("model", "block", "layer")):
+        spec = RunSpec(model=model, precision=precision, unit=UnitPolicy.parse(unit), **settings_of(strategy, 2))
         assert 1 <= len(moments_of(spec).candidates) <= 24
     events = predict(RunSpec(model=PRESETS["llama3-70b"])).ranks[0].events
     assert sum(event.category.on_device for event in events) == 16_560
@@ -246,9 +264,12 @@ def test_floor_is_below_the_peak_and_never_rises() -> None:
     """
     rises = 0
     for settings, precision in itertools.product(SETTINGS, OWN_PRECISIONS):
+        if not exists(settings["strategy"], precision):
+            continue
         floors, peaks = [], []
         for ranks in range(1, 300):
-            spec = RunSpec(model=TINY, precision=precision, ranks=ranks, **settings)
+            group = {"shard_ranks": ranks} if settings["strategy"].replicates else {}
+            spec = RunSpec(model=TINY, precision=precision, ranks=ranks, **group, **settings)
             floors.append(floor_of(spec))
             peaks.append(peak_of(spec).total)
         assert all(floor <= peak for floor, peak in zip(floors, peaks, strict=True))

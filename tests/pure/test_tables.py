@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.every import exists
 from tests.pure.steps import rest, text_of
 from zeroviz.cli import main
 from zeroviz.columns import columns
@@ -36,15 +37,20 @@ STEPS = ("--checkpointing block:2 --accumulation 64 --grad-dtype bf16", "--accum
 
 @pytest.mark.parametrize("strategy", [kind.value for kind in Strategy])
 def test_every_option_fits_eighty_columns(strategy: str, capsys: pytest.CaptureFixture[str]) -> None:
-    common = f"--strategy {strategy}"
-    requests = [f"{common} --optimizer {kind.value} --unit model {STEPS[1]}" for kind in Optimizer]
-    offloads = ("none", "optimizer", "params") if strategy in ("zero3", "shard_grad_op") else ("none", "optimizer")
-    requests += [f"{common} --offload {offload} {steps}" for offload in offloads for steps in STEPS[:1]]
-    requests += [
-        f"{common} --model llama3-70b --ranks 1024 --optimizer adamw-8bit --unit layer",
-        f"{common} --model llama3-70b --ranks 1024 --offload optimizer --checkpointing block",
-        f"{common} --params 1e15 --ranks 7 --offload optimizer",
-    ]
+    kind = Strategy(strategy)
+    common = f"--strategy {strategy} --clip-norm 0.5"
+    requests = [f"{common} --optimizer {each.value} --unit model {STEPS[1]}" for each in Optimizer]
+    requests.append(f"{common} --model llama3-70b --ranks 1024 --optimizer adamw-8bit --unit layer")
+    if exists(kind, settings={"offload": Offload.OPTIMIZER}):
+        requests += [f"{common} --offload {offload} {STEPS[0]}" for offload in ("none", "optimizer")]
+        requests += [
+            f"{common} --model llama3-70b --ranks 1024 --offload optimizer --checkpointing block",
+            f"{common} --params 1e15 --ranks 7 --offload optimizer",
+        ]
+    if kind.shards_param:
+        requests.append(f"--strategy {strategy} --offload params {STEPS[0]}")
+    if kind.replicates:
+        requests = [f"{words} --shard-ranks {1 if '--ranks 7' in words else 2}" for words in requests]
     for words in requests:
         text = printed(capsys, words)
         assert text.isascii()

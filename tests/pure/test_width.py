@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from tests.every import settings_of
 from zeroviz.errors import SpecError
 from zeroviz.models import PRESETS, bare
 from zeroviz.precision import OWN_PRECISIONS, DType
@@ -23,11 +24,12 @@ def draw(random: Random) -> RunSpec | None:
     """A spec of any settings; None for what is refused."""
     choose = random.choice
     models = [*PRESETS.values(), *map(bare, COUNTS)]
+    ranks = choose((1, 2, 7, 1000, 4096, 1_000_000))
     try:
         return RunSpec(
             model=choose(models),
-            strategy=choose(list(Strategy)),
-            ranks=choose((1, 2, 7, 1000, 4096, 1_000_000)),
+            ranks=ranks,
+            **settings_of(choose(list(Strategy)), ranks),
             precision=choose(OWN_PRECISIONS),
             unit=UnitPolicy.parse(choose(("model", "block", "block:2", "layer", "numel:1e6"))),
             batch=choose(LONG),
@@ -37,6 +39,7 @@ def draw(random: Random) -> RunSpec | None:
             checkpointing=choose((Checkpointing(), Checkpointing(), Checkpointing(1), Checkpointing(3))),
             offload=choose(list(Offload)),
             accumulation=choose((1, 1, 2, 3)),
+            clip_norm=choose((None, 1.0)),
             prefetch=choose((0, 0, 1)),
         )
     except SpecError:

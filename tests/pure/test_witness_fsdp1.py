@@ -166,7 +166,9 @@ def test_backward_prefetch_decides_what_is_whole_together() -> None:
             most = max(most, whole)
         return most
 
-    head, block = (unit.gathered_numel for unit in (flat_units(fsdp1("tiny-llama"))[-1], flat_units(fsdp1("tiny-llama"))[1]))
+    head, block = (
+        unit.gathered_numel for unit in (flat_units(fsdp1("tiny-llama"))[-1], flat_units(fsdp1("tiny-llama"))[1])
+    )
     assert block > head
     assert most_whole(BackwardPrefetch.PRE) == 2 * 4 * block
     assert most_whole(BackwardPrefetch.POST) == most_whole(BackwardPrefetch.NONE) == 4 * block
@@ -182,7 +184,9 @@ def test_every_step_ends_where_it_began(model: str, precision: Precision) -> Non
     for unit in ("model", "block", "layer"):
         for settings in (Settings(), ORIG, Settings(reduce_dtype=DType.FP32, backward_prefetch=BackwardPrefetch.POST)):
             for strategy in (Strategy.ZERO3, Strategy.SHARD_GRAD_OP, Strategy.DDP):
-                spec = fsdp1(model, 3, precision=precision, strategy=strategy, settings=settings, unit=UnitPolicy.parse(unit))
+                spec = fsdp1(
+                    model, 3, precision=precision, strategy=strategy, settings=settings, unit=UnitPolicy.parse(unit)
+                )
                 for rank in predict(spec).ranks:
                     rank.check()
 
@@ -261,5 +265,7 @@ def test_every_optimizer_that_runs_is_accepted(optimizer: Optimizer) -> None:
 
 
 def test_its_settings_survive_plain_data() -> None:
-    spec = fsdp1(settings=Settings(backward_prefetch=BackwardPrefetch.POST, reduce_dtype=DType.BF16, use_orig_params=True))
+    spec = fsdp1(
+        settings=Settings(backward_prefetch=BackwardPrefetch.POST, reduce_dtype=DType.BF16, use_orig_params=True)
+    )
     assert RunSpec.from_dict(spec.to_dict()) == spec

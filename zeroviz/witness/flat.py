@@ -76,7 +76,9 @@ def flat_units(spec: RunSpec) -> tuple[FlatUnit, ...]:
     if value_of(spec.settings, "use_orig_params", spec.impl):
         aligned = ALIGNMENT_NBYTES // spec.recipe.compute.itemsize
     num_shards = 1 if keeps_whole(spec) else spec.num_shards
-    return tuple(_flat(unit, aligned, spec.num_shards if aligned > 1 else 1, num_shards) for unit in plan_for(spec).units)
+    return tuple(
+        _flat(unit, aligned, spec.num_shards if aligned > 1 else 1, num_shards) for unit in plan_for(spec).units
+    )
 
 
 def _flat(unit: Unit, aligned: int, multiple: int, num_shards: int) -> FlatUnit:

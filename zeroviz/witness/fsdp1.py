@@ -2,17 +2,17 @@
 
 [Note: order] A unit is gathered when its forward begins and freed when it is over, but for the root's own, which stays
 to the end of its backward. In backward a unit is gathered before its own pass (`backward_prefetch` none), or while the
-unit behind it is: before that one's pass (pre, the default), or after it, before its gradients are reduced (post). So two
-units are whole at a time, or one beside another's gradients (torch 2.13, _runtime_utils.py: `_pre_backward_hook`,
+unit behind it is: before that one's pass (pre, the default), or after it, before its gradients are reduced (post). So
+two units are whole at a time, or one beside another's gradients (torch 2.13, _runtime_utils.py: `_pre_backward_hook`,
 `_post_backward_hook`, `_get_handle_to_prefetch`).
 
 [Note: copies of a gradient] The gradients of a unit's parameters stay until the last one is there, and are copied into
 a flat one; that is cast, if it is reduced in another dtype, and copied once more with padding, if N does not divide it.
-The reduce-scatter's output becomes the gradient shard; across replicas it is all-reduced. Sums are divided in two parts,
-before and after (`_get_gradient_predivide_factor`).
+The reduce-scatter's output becomes the gradient shard; across replicas it is all-reduced. Sums are divided in two
+parts, before and after (`_get_gradient_predivide_factor`).
 
-[Note: mixed precision] Computed in another dtype than held, a shard is cast before each gather, and the copy is gathered.
-NO_SHARD has the whole cast and computes with that: it is made twice a step.
+[Note: mixed precision] Computed in another dtype than held, a shard is cast before each gather, and the copy is
+gathered. NO_SHARD has the whole cast and computes with that: it is made twice a step.
 
 What FSDP1 calls on the way is in `cluster.witness.fsdp1`; tests compare every op of a live run with these.
 """

@@ -18,7 +18,7 @@ and that is gathered bucket by bucket.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import lcm
@@ -26,7 +26,7 @@ from math import lcm
 from zeroviz import artefacts
 from zeroviz.category import Category
 from zeroviz.collectives import CollectiveOp
-from zeroviz.events import Events
+from zeroviz.events import Change, Events
 from zeroviz.ledger import Ledger
 from zeroviz.models import NamedShape
 from zeroviz.partition import plan_for
@@ -38,7 +38,7 @@ from zeroviz.wire import Collective
 from zeroviz.witness.graph import ZERO_GRAD, Graph
 
 PARAMETER_ALIGNMENT, BUCKET_ALIGNMENT = 64, 128  # elements
-FLAG_NBYTES = 4
+NUMBER_NBYTES = 4  # a flag, a norm, a scale
 
 
 def predicted(spec: RunSpec) -> Sequence[RankTrace]:
@@ -46,7 +46,9 @@ def predicted(spec: RunSpec) -> Sequence[RankTrace]:
     gradients, sync = _Walk(spec), _Walk(spec)
     gradients.gradients()
     sync.sync_parameters()
-    collectives = (*gradients.collectives, *sync.collectives)
+    norm = Collective(CollectiveOp.ALL_REDUCE, DType.FP32.value, spec.ranks, NUMBER_NBYTES, Phase.OPTIMIZER.label, "")
+    clips = (norm,) if spec.clip_norm is not None and spec.ranks > 1 else ()
+    collectives = (*gradients.collectives, *clips, *sync.collectives)
     stretches = []
     for ranks in alike_stretches(spec):
         pieces = owned_pieces(spec, ranks.start)
@@ -180,7 +182,7 @@ def padding_nbytes(spec: RunSpec) -> int:
 
 def flags_nbytes(spec: RunSpec) -> int:
     """Two numbers the library keeps beside the step counters: the loss's scale, and in fp32 an overflow flag."""
-    return FLAG_NBYTES * (1 if spec.recipe.param is DType.BF16 else 2)
+    return NUMBER_NBYTES * (1 if spec.recipe.param is DType.BF16 else 2)
 
 
 class _Walk:
@@ -196,20 +198,27 @@ class _Walk:
         number_of = {extent.shape: number for number, bucket in enumerate(self.buckets) for extent in bucket.extents}
         last = {number_of[shape]: shape for shape in self._graph.ready_order} if self._overlaps else {}
         self._completes = {shape: number for number, shape in last.items()}
+        self._reduces = True
 
     def gradients(self) -> None:
-        """Forward and backward, gradients reduced."""
+        """Forward and backward of every micro-batch; gradients are reduced in the last."""
         graph, ledger = self._graph, self.ledger
         ledger.at(Phase.FORWARD.label, ZERO_GRAD, "")
-        graph.load_batch(ledger)
-        graph.forward(ledger)
-        graph.backward(ledger, self._ready)
-        ledger.at(Phase.BACKWARD.label, OpKind.REDUCE_GRAD.label, "")
+        for number in reversed(range(self.spec.accumulation)):
+            self._reduces = number == 0
+            graph.load_batch(ledger)
+            graph.forward(ledger)
+            graph.backward(ledger, self._ready)
+            if self._reduces:
+                self._finish()
+            graph.drop_batch(ledger)
+
+    def _finish(self) -> None:
+        self.ledger.at(Phase.BACKWARD.label, OpKind.REDUCE_GRAD.label, "")
         for number in range(len(self.buckets)):
             if not self._overlaps:
                 self._reduce(number)
-            artefacts.end_copies(ledger, number)
-        graph.drop_batch(ledger)
+            artefacts.end_copies(self.ledger, number)
 
     def sync_parameters(self) -> None:
         """Every bucket of parameters is gathered."""
@@ -223,7 +232,7 @@ class _Walk:
         if grad is not self.spec.recipe.compute:
             cast = shape.numel * grad.itemsize
             self.ledger.replay([(Category.KERNEL_SCRATCH, cast), (Category.KERNEL_SCRATCH, -cast)])
-        if (number := self._completes.get(shape)) is not None:
+        if self._reduces and (number := self._completes.get(shape)) is not None:
             self._reduce(number)
         self.ledger.replay([(Category.TEMPORARY, -fresh)])
 
@@ -249,8 +258,30 @@ def _update(spec: RunSpec, pieces: tuple[int, ...]) -> Events:
     """The optimizer's step over the rank's pieces."""
     ledger = Ledger()
     ledger.at(Phase.OPTIMIZER.label, OpKind.OPTIMIZER_STEP.label, "")
+    if spec.clip_norm is not None:
+        ledger.replay(_clip(pieces))
     ledger.replay(artefacts.update_of(spec.optimizer, pieces, spec.recipe.moments, Category.TEMPORARY))
     return ledger.events
+
+
+def _clip(pieces: tuple[int, ...]) -> Iterator[Change]:
+    """The norm of the mean gradient, and each piece scaled in a copy, as if the norm always exceeded the bound."""
+    one, held = (Category.TEMPORARY, NUMBER_NBYTES), (Category.TEMPORARY, len(pieces) * NUMBER_NBYTES)
+    dropped, given_back = (Category.TEMPORARY, -NUMBER_NBYTES), (Category.TEMPORARY, -held[1])
+    yield one  # an overflow flag
+    yield from (one for _ in pieces)  # each one's norm
+    yield from (held, one, given_back)  # the norm of these, side by side
+    yield one  # once more, on the device
+    yield from (dropped for _ in pieces)
+    yield dropped
+    yield one  # squared, which is what ranks add up
+    yield from (dropped, dropped, dropped)
+    yield one
+    for numel in pieces:
+        taken = artefacts.number(DType.FP32.itemsize)
+        yield from (*taken[:2], (Category.TEMPORARY, numel * DType.FP32.itemsize), *taken[2:])
+        yield (Category.TEMPORARY, -numel * DType.FP32.itemsize)
+    yield dropped
 
 
 def _joined(*events: Events) -> Events:
