@@ -12,6 +12,7 @@ import psutil
 
 from zeroviz.command import command_line
 from zeroviz.errors import SpecError
+from zeroviz.extras import check_installed
 from zeroviz.memory import rest_by_category
 from zeroviz.models import Family
 from zeroviz.partition import plan_for
@@ -37,7 +38,9 @@ def _advice(spec: RunSpec | None) -> str:
 
 
 def check_runnable(spec: RunSpec) -> None:
-    """Raise SpecError for what is worked out only: a bare parameter count, an optimizer torch has no kernels of."""
+    """Raise SpecError for what is worked out only: a bare parameter count, an optimizer torch has no kernels of, an
+    implementation that is not installed."""
+    check_installed(spec.impl)
     if spec.model.family is Family.BARE:
         raise SpecError(
             f"A bare count of {spec.model.num_params:,} parameters has no layers to run; name a model, or use "

@@ -17,9 +17,10 @@ from cluster.reaper import marked_processes
 from cluster.session import Session
 from zeroviz.backend import OnProgress
 from zeroviz.errors import ZerovizError
+from zeroviz.extras import EXTRAS
 from zeroviz.models import PRESETS
 from zeroviz.quantity import format_gb_gib
-from zeroviz.spec import RunSpec
+from zeroviz.spec import Implementation, RunSpec
 
 SCHEMA = "zeroviz.doctor/1"
 NUM_RANKS = 2
@@ -30,11 +31,12 @@ _NAME_WIDTH, _STATUS_WIDTH = 29, 8
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line of the doctor's table."""
+    """One line of the doctor's table. word: what stands there for "ok"."""
 
     name: str
     ok: bool
     detail: str
+    word: str = "ok"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class Findings:
         lines: list[str] = []
         for check in self.checks:
             first, *rest = wrap(check.detail, WIDTH - _NAME_WIDTH - _STATUS_WIDTH) or [""]
-            status = "ok" if check.ok else "FAILED"
+            status = check.word if check.ok else "FAILED"
             lines.append(f"{check.name:<{_NAME_WIDTH}}{status:<{_STATUS_WIDTH}}{first}".rstrip())
             lines += [" " * (_NAME_WIDTH + _STATUS_WIDTH) + line for line in rest]
         failed = [check.name for check in self.checks if not check.ok]
@@ -70,7 +72,7 @@ class Findings:
 async def examine_machine(on_progress: OnProgress) -> Findings:
     """Make every check. What fails becomes a finding; nothing is raised but cancellation."""
     leftovers = _leftovers()  # before our own engines are there
-    return Findings((*_machine(), *await _group(on_progress), leftovers))
+    return Findings((*_machine(), *implementations(), *await _group(on_progress), leftovers))
 
 
 def _machine() -> list[Check]:
@@ -88,6 +90,20 @@ def _package(name: str, needed_by: str) -> Check:
         return Check(name, True, version(name))
     except PackageNotFoundError:
         return Check(name, False, f"not installed; `{needed_by}` needs it: pip install -c constraints.txt -e .")
+
+
+def implementations() -> list[Check]:
+    """Whose code can be run here. One that is not installed is no fault."""
+    return [_implementation(impl) for impl in Implementation]
+
+
+def _implementation(impl: Implementation) -> Check:
+    name, extra = f"impl {impl.value}", EXTRAS.get(impl)
+    if extra is None:
+        return Check(name, True, "this repository" if impl is Implementation.OWN else f"torch {version('torch')}")
+    if (release := extra.version) is None:
+        return Check(name, True, f"install it with {extra.line}", word="absent")
+    return Check(name, True, f"{extra.package} {release}")
 
 
 async def _group(on_progress: OnProgress) -> list[Check]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import platform
 from functools import cache
+from pathlib import Path
 
-from cluster.session import Session, SessionRun
+from cluster.session import Session, SessionRun, ignore
 from zeroviz.backend import OnProgress, Progress, RunState
 from zeroviz.spec import RunSpec
 from zeroviz.trace import Origin, Trace, merge, rank_from_dict
@@ -27,10 +28,17 @@ class LiveBackend:
         """Whether engines stand, whoever started them."""
         return bool(self.session.pids)
 
-    async def run(self, spec: RunSpec, on_progress: OnProgress) -> Trace:
+    async def run(
+        self, spec: RunSpec, on_progress: OnProgress = ignore, *, save_to: str = "", resume_from: str = ""
+    ) -> Trace:
         """Run `spec` and return the live trace. SpecError or RunError as `Session.run`; TraceError if a rank's events
-        do not add up."""
-        done = await self.session.run(spec, on_progress)
+        do not add up.
+
+        save_to: a new directory for the run's state after its last step. resume_from: one that an earlier run, of any
+        strategy and number of ranks, has written; this one goes on from there. "" for none.
+        """
+        save_to, resume_from = (str(Path(name).resolve()) if name else "" for name in (save_to, resume_from))
+        done = await self.session.run(spec, on_progress, save_to=save_to, resume_from=resume_from)
         notes = [note for rank in done.ranks for note in rank["notes"]]
         trace = merge(Origin.LIVE, spec, map(rank_from_dict, done.ranks), environment(done), notes)
         on_progress(Progress(RunState.DONE, _done_words(done)))

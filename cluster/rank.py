@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,8 +20,9 @@ import torch.distributed as dist
 from cluster.allocator import cpu_counter, live_nbytes
 from cluster.collectives import Collectives, collectives_of
 from cluster.meter import Meter, dependence, held_by_category
+from cluster.own.step import Executor
 from cluster.probe import GroupCheck
-from cluster.steps import counted_of, needs_group, steps_of
+from cluster.steps import Steps, counted_of, needs_group, steps_of
 from zeroviz.errors import SpecError
 from zeroviz.spec import DType, RunSpec
 from zeroviz.trace import Category, RankTrace, rank_to_dict
@@ -37,6 +39,7 @@ class RankJob:
 
     store_path: a file all ranks reach, new for every run, through which they find each other.
     timeout_s: bound on the rendezvous and on every collective.
+    save_to, resume_from: directories of checkpoints, absolute; "" for none (`cluster.checkpoint`).
     against, num_rounds: what `cluster.bench` sets beside the spec, and how often.
     """
 
@@ -46,6 +49,8 @@ class RankJob:
     backend: str
     device: str
     timeout_s: float
+    save_to: str = ""
+    resume_from: str = ""
     against: RunSpec | None = None
     num_rounds: int = 0
 
@@ -64,7 +69,7 @@ def run_rank(job: RankJob) -> dict[str, Any]:
     with joined_group(job) as comm:
         groups = GroupCheck(device)
         groups.check()
-        trace, method = _train(job.spec, comm, device, groups)
+        trace, method = _train(job, comm, device, groups)
         result = rank_to_dict(trace)
     result["environment"] = {
         "torch": torch.__version__,
@@ -114,8 +119,9 @@ def joined_group(job: RankJob) -> Iterator[Collectives]:
         dist.destroy_process_group()
 
 
-def _train(spec: RunSpec, comm: Collectives, device: torch.device, groups: GroupCheck) -> tuple[RankTrace, str]:
+def _train(job: RankJob, comm: Collectives, device: torch.device, groups: GroupCheck) -> tuple[RankTrace, str]:
     """The rank's trace, and how the metered step was read."""
+    spec = job.spec
     # One thread a rank: ranks share the cores, and a kernel's scratch grows with its threads.
     torch.set_num_threads(1)
     make = steps_of(spec, comm, device)
@@ -124,6 +130,7 @@ def _train(spec: RunSpec, comm: Collectives, device: torch.device, groups: Group
     meter = Meter()
     executor = make(meter)
     groups.check()  # of those that the model made for itself
+    num_earlier = _resumed(executor, job.resume_from)
     losses: list[float] = []
     step_time_ns: list[int] = []
 
@@ -173,7 +180,22 @@ def _train(spec: RunSpec, comm: Collectives, device: torch.device, groups: Group
         losses=tuple(losses),
         step_time_ns=tuple(step_time_ns),
     )
+    if job.save_to:
+        from cluster.checkpoint import save
+
+        assert isinstance(executor, Executor)
+        save(executor, Path(job.save_to), num_earlier + len(losses))
     return trace, recording.method
+
+
+def _resumed(executor: Steps, resume_from: str) -> int:
+    """Put a checkpoint's state into the model, if one is named. How many steps it has behind it."""
+    if not resume_from:
+        return 0
+    from cluster.checkpoint import load  # torch's distributed checkpoint takes most of a second to import
+
+    assert isinstance(executor, Executor)
+    return load(executor, Path(resume_from)).num_steps
 
 
 def _settle(device: torch.device, expected_nbytes: int) -> None:

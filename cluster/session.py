@@ -18,7 +18,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from cluster import capacity, engine, watch
+from cluster import capacity, engine, manifest, watch
 from cluster.placement import Placement, place
 from cluster.pool import Pool
 from zeroviz.backend import OnProgress, Progress, RunState
@@ -49,8 +49,8 @@ class SessionRun:
     run_s: float
 
 
-def _ignore(_: Progress) -> None:
-    return None
+def ignore(_: Progress) -> None:
+    """For whoever wants no news."""
 
 
 class Session:
@@ -88,11 +88,11 @@ class Session:
         """Process ids of the warm engines: rank r runs in process `pids[r]`."""
         return [facts.pid for facts in self._pool.facts] if self._pool else []
 
-    async def ensure(self, num_ranks: int, on_progress: OnProgress = _ignore) -> None:
+    async def ensure(self, num_ranks: int, on_progress: OnProgress = ignore) -> None:
         """Have at least `num_ranks` engines warm. SpecError if memory is short, RunError if they are late."""
         await self._hop(self._exclusively(partial(self._ensure, num_ranks, _relay(on_progress))))
 
-    async def run(self, spec: RunSpec, on_progress: OnProgress = _ignore, **job: Any) -> SessionRun:
+    async def run(self, spec: RunSpec, on_progress: OnProgress = ignore, **job: Any) -> SessionRun:
         """Run `spec` on the first `spec.ranks` engines, starting what is missing. job: more fields of `RankJob`.
 
         SpecError: it cannot be run here; nothing was started, or everything still stands. RunError: it failed; `rank`
@@ -104,11 +104,11 @@ class Session:
         """Kill all engines and the controller, and end a run in progress with RunError. Idempotent."""
         await self._hop(self._stop())
 
-    def ensure_sync(self, num_ranks: int, on_progress: OnProgress = _ignore) -> None:
+    def ensure_sync(self, num_ranks: int, on_progress: OnProgress = ignore) -> None:
         """`ensure`, blocking; progress comes from the session's thread."""
         self._block(self._exclusively(partial(self._ensure, num_ranks, on_progress)))
 
-    def run_sync(self, spec: RunSpec, on_progress: OnProgress = _ignore, **job: Any) -> SessionRun:
+    def run_sync(self, spec: RunSpec, on_progress: OnProgress = ignore, **job: Any) -> SessionRun:
         """`run`, blocking; progress comes from the session's thread."""
         return self._block(self._exclusively(partial(self._run, spec, on_progress, job)))
 
@@ -213,6 +213,7 @@ class Session:
         started = time.monotonic()
         num_warm = self._num_warm()
         capacity.check_runnable(spec)
+        manifest.check_job(spec, job.get("save_to", ""), job.get("resume_from", ""))
         # Whether there is a GPU is known for certain only from an engine; a GPU's memory is not the host's to check.
         check_later = capacity.may_have_gpu()
         if not check_later:
