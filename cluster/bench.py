@@ -28,7 +28,7 @@ from cluster.session import Session
 from cluster.steps import counted_of, steps_of
 from zeroviz.backend import OnProgress, Progress, RunState
 from zeroviz.bench import Pair, Side
-from zeroviz.errors import SpecError
+from zeroviz.errors import RunError, SpecError
 from zeroviz.spec import RunSpec
 from zeroviz.trace import Category, RankTrace
 
@@ -116,7 +116,7 @@ def bench_rank(job: RankJob) -> dict[str, Any]:
             for which in (0, 1) if number % 2 == 0 else (1, 0):
                 times[which].append(sides[which].timed_step())
         traces = own.metered_step(other), other.metered_step(own)
-        return {
+        return {"environment": {"intra_op_threads": torch.get_num_threads()}} | {
             name: {
                 "step_time_ns": [wall for wall, _ in times[which]],
                 "cpu_time_ns": [worked for _, worked in times[which]],
@@ -147,8 +147,8 @@ def side_of(ranks: Sequence[Mapping[str, Any]]) -> Side:
 async def bench_pairs(
     wanted: Sequence[tuple[RunSpec, RunSpec] | Pair], num_rounds: int, on_progress: OnProgress
 ) -> tuple[list[Pair], dict[str, Any]]:
-    """Every pair, one after another on the same engines, and what they ran on. A pair that is refused is absent, with
-    the reason; RunError if one fails."""
+    """Every pair, one after another on the same engines, and what they ran on. A pair that is refused, or fails, is
+    absent, with the reason."""
     found: list[Pair] = []
     facts: dict[str, Any] = {"host_cores": os.cpu_count(), "load_before": [round(x, 1) for x in os.getloadavg()]}
     session = Session(target="cluster.bench:bench_rank")
@@ -166,8 +166,8 @@ async def bench_pairs(
             try:
                 check_capacity(other, num_warm=own.ranks)
                 done = await session.run(spec, _quiet(on_progress), against=other, num_rounds=num_rounds)
-            except SpecError as error:
-                found.append(replace(pair, absent=str(error)))
+            except (SpecError, RunError) as error:
+                found.append(replace(pair, absent=str(error), failed=isinstance(error, RunError)))
                 continue
             ours, theirs = (side_of([rank[name] for rank in done.ranks]) for name in ("own", "other"))
             found.append(replace(pair, own=ours, other=theirs))

@@ -1,10 +1,10 @@
 """Save and load our own implementation's run: N ranks under one strategy write, M ranks under another read.
 
-What is saved is told by the parameters' published names and by nothing else: of every parameter the values the optimizer
-works on (the master's where there is one) and its moments, each a tensor of one dimension, of which each rank writes
-and reads the stretch it owns. Units, shards, padding and ranks are gone from it, so any cut of the model can write and
-any other read; torch's distributed checkpoint finds out which file has what. Parameters in another dtype and gathered
-ones follow from these.
+What is saved is told by the parameters' published names and by nothing else: of every parameter the values that the
+optimizer works on (the master's where there is one) and its moments, each a tensor of one dimension, of which each rank
+writes and reads the stretch it owns. Units, shards, padding and ranks are gone from it, so any cut of the model can
+write and any other read; torch's distributed checkpoint finds out which file has what. Parameters in another dtype and
+gathered ones follow from these.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def save(executor: Executor, directory: Path, num_steps: int) -> None:
         shutil.rmtree(part)  # of a run that did not finish
     executor.comm.barrier()
     pieces = list(_pieces(executor))
-    with _quiet():
+    with _told("write"):
         dcp.save(
             {},
             storage_writer=dcp.FileSystemWriter(part),
@@ -105,7 +105,7 @@ def load(executor: Executor, directory: Path) -> Manifest:
         for owned in optimizer.param_groups[0]["params"]:
             optimizer.state[owned] |= _empty_state(owned, manifest)
     pieces = list(_pieces(executor))
-    with _quiet():
+    with _told("read"):
         dcp.load(
             {},
             storage_reader=dcp.FileSystemReader(directory),
@@ -161,7 +161,7 @@ def _counters(executor: Executor) -> dict[str, float]:
     found = {float(counter) for counter in executor.step_counters()}
     if len(found) > 1:
         raise RunError(f"The optimizer's step counters differ ({sorted(found)}); a step was not finished.")
-    return {STEP_COUNTER: value for value in found}
+    return {STEP_COUNTER: found.pop()} if found else {}
 
 
 def _empty_state(owned: nn.Parameter, manifest: Manifest) -> dict[str, Any]:
@@ -219,12 +219,17 @@ class _LoadPieces(dcp.DefaultLoadPlanner):
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """A single rank has no process group, of which torch warns each time."""
-    with warnings.catch_warnings():
-        if not dist.is_initialized():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-        yield
+def _told(what: str) -> Iterator[None]:
+    """What fails on any rank is, on every rank, a RunError that names the rank. torch says it as a BaseException."""
+    try:
+        with warnings.catch_warnings():
+            if not dist.is_initialized():  # a single rank has no group, of which torch warns each time
+                warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+            yield
+    except dcp.CheckpointException as error:
+        rank, (cause, _) = min(error.failures.items())
+        text = str(cause) if isinstance(cause, RunError) else f"{type(cause).__name__}: {cause}"
+        raise RunError(f"Rank {rank} could not {what} the checkpoint ({text.rstrip('.')}).", rank=rank) from None
 
 
 def _write_durably(path: Path, text: str) -> None:

@@ -163,6 +163,11 @@ class Collectives:
         if self._members[among].group is not None:
             self._record(op, full, among)
 
+    @property
+    def settling(self) -> Settling | None:
+        """What a metered step waits with, for code that makes its calls itself; None in other steps."""
+        return self._settling
+
     def all_reduce(self, full: torch.Tensor, among: Group = Group.ALL) -> Handle:
         """Sum `full` (numel,) over the ranks, in place."""
         group = self._members[among].group

@@ -7,10 +7,12 @@ import platform
 from functools import cache
 from pathlib import Path
 
+from cluster.manifest import read_manifest
 from cluster.session import Session, SessionRun, ignore
 from zeroviz.backend import OnProgress, Progress, RunState
 from zeroviz.spec import RunSpec
 from zeroviz.trace import Origin, Trace, merge, rank_from_dict
+from zeroviz.wording import title
 
 
 class LiveBackend:
@@ -40,6 +42,12 @@ class LiveBackend:
         save_to, resume_from = (str(Path(name).resolve()) if name else "" for name in (save_to, resume_from))
         done = await self.session.run(spec, on_progress, save_to=save_to, resume_from=resume_from)
         notes = [note for rank in done.ranks for note in rank["notes"]]
+        if resume_from:
+            saved = read_manifest(Path(resume_from))
+            notes.append(
+                f"Went on from {resume_from}, after {saved.num_steps} steps of {title(saved.spec)}; step 1 here is the "
+                "next."
+            )
         trace = merge(Origin.LIVE, spec, map(rank_from_dict, done.ranks), environment(done), notes)
         on_progress(Progress(RunState.DONE, _done_words(done)))
         return trace

@@ -140,7 +140,8 @@ def _fsdp2_ranks(spec: RunSpec, first: RankTrace, tensors: FakeTensors) -> Seque
     for stretch in alike(spec):
         moments_nbytes, events = _update(spec, stretch.start, tensors)
         moments = {Category.OPTIMIZER_STATE: moments_nbytes} if moments_nbytes else {}
-        rest = {category: nbytes for category, nbytes in first.rest.items() if category is not Category.OPTIMIZER_STATE}
+        rest = dict(first.rest)
+        rest.pop(Category.OPTIMIZER_STATE, None)
         trace = replace(
             first,
             rank=stretch.start,

@@ -29,7 +29,7 @@ PAGE = Path(__file__).with_name("implementations.md")
 WIDTH = 120
 BASE = RunSpec(model=PRESETS["gpt2"], ranks=4, seq=128)
 P = BASE.model.num_params
-C, I, S = Category, Implementation, Strategy
+C, Impl, S = Category, Implementation, Strategy
 
 COLUMNS: dict[str, tuple[Category, ...]] = {
     "parameters": (C.SHARDED_PARAM, C.UNSHARDED_PARAM),
@@ -119,7 +119,7 @@ def own() -> list[str]:
 
 
 def ddp() -> list[str]:
-    plain = spec_of(I.DDP, S.DDP)
+    plain = spec_of(Impl.DDP, S.DDP)
     view = replace(plain, settings=Settings(bucket_view=True))
     second = rest(plain) - rest(view)
     return [
@@ -131,9 +131,9 @@ def ddp() -> list[str]:
 
 
 def zero_redundancy() -> list[str]:
-    spec = spec_of(I.ZERO_REDUNDANCY, S.ZERO1)
+    spec = spec_of(Impl.ZERO_REDUNDANCY, S.ZERO1)
     moments = [rank.at_rest.get(C.OPTIMIZER_STATE, 0) for rank in ranks_of(spec)]
-    own_sent, sent = sent_in_p(spec_of(I.OWN, S.ZERO1)), sent_in_p(spec)
+    own_sent, sent = sent_in_p(spec_of(Impl.OWN, S.ZERO1)), sent_in_p(spec)
     return [
         "Moments are those of whole parameters, which no rank shares: the largest parameter goes first, to the rank "
         "that owns least. The gradient's buckets are DDP's.",
@@ -145,7 +145,7 @@ def zero_redundancy() -> list[str]:
 
 
 def fsdp1() -> list[str]:
-    spec = spec_of(I.FSDP1, S.ZERO3)
+    spec = spec_of(Impl.FSDP1, S.ZERO3)
     uneven = replace(spec, model=PRESETS["tiny"], ranks=3, seq=32)
     aligned = replace(uneven, settings=Settings(use_orig_params=True))
     whole = replace(spec, unit=UnitPolicy.parse("model"))
@@ -164,15 +164,17 @@ def fsdp1() -> list[str]:
 
 
 def fsdp2() -> list[str]:
-    spec, ours = spec_of(I.FSDP2, S.ZERO3), spec_of(I.OWN, S.ZERO3)
-    kept = spec_of(I.FSDP2, S.SHARD_GRAD_OP)
+    spec, ours = spec_of(Impl.FSDP2, S.ZERO3), spec_of(Impl.OWN, S.ZERO3)
+    kept = spec_of(Impl.FSDP2, S.SHARD_GRAD_OP)
     many = replace(spec, model=PRESETS["tiny"], ranks=64, seq=32)
-    padding, flat = (max(rank.padding_nbytes for rank in ranks_of(each)) for each in (many, replace(many, impl=I.OWN)))
+    padding, flat = (
+        max(rank.padding_nbytes for rank in ranks_of(each)) for each in (many, replace(many, impl=Impl.OWN))
+    )
     mixed = replace(spec, precision=Precision.FSDP_MIXED)
     in_fp32 = replace(mixed, settings=Settings(reduce_dtype=DType.FP32))
     moved = {
         name: sum(t.op.ring_passes * t.payload_nbytes for t in ranks_of(each)[0].wire()) / P
-        for name, each in (("mixed", in_fp32), ("DDP", spec_of(I.OWN, S.DDP)))
+        for name, each in (("mixed", in_fp32), ("DDP", spec_of(Impl.OWN, S.DDP)))
     }
     return [
         "Each parameter is cut by rows, and padded to N equal chunks by itself. ALL_GATHER_BUFFER is what a gather "
@@ -190,7 +192,7 @@ def fsdp2() -> list[str]:
 
 
 def deepspeed() -> list[str]:
-    two, three = spec_of(I.DEEPSPEED, S.ZERO2), spec_of(I.DEEPSPEED, S.ZERO3)
+    two, three = spec_of(Impl.DEEPSPEED, S.ZERO2), spec_of(Impl.DEEPSPEED, S.ZERO3)
     small = Settings(bucket_numel=200_000)
     bf16 = replace(three, precision=Precision.BF16_MIXED)
     cut = replace(three, settings=Settings(persistence_numel=0))
@@ -206,13 +208,13 @@ def deepspeed() -> list[str]:
         f"and {format_nbytes(rest(cut, C.UNSHARDED_PARAM))} with 0.",
         f"Trap: fp32 has a master as well, a second fp32 copy of the owned part: "
         f"{format_nbytes(rest(two, C.MASTER_PARAM))} a rank under stages 1 to 3.",
-        f"On the wire, in elements: stage 1 sends {sent_in_p(spec_of(I.DEEPSPEED, S.ZERO1)):.2f} P, stage 2 "
+        f"On the wire, in elements: stage 1 sends {sent_in_p(spec_of(Impl.DEEPSPEED, S.ZERO1)):.2f} P, stage 2 "
         f"{sent_in_p(two):.2f} P, stage 3 {sent_in_p(three):.2f} P.",
     ]
 
 
 def megatron() -> list[str]:
-    spec = spec_of(I.MEGATRON, S.MEGATRON_OPTIM, precision=Precision.BF16_FP32GRAD)
+    spec = spec_of(Impl.MEGATRON, S.MEGATRON_OPTIM, precision=Precision.BF16_FP32GRAD)
     n = spec.ranks
     return [
         "Parameters lie in one contiguous buffer and gradients in another, whole on every rank, each parameter at a "
@@ -225,13 +227,13 @@ def megatron() -> list[str]:
 
 
 SECTIONS: dict[Implementation, Callable[[], list[str]]] = {
-    I.OWN: own,
-    I.DDP: ddp,
-    I.ZERO_REDUNDANCY: zero_redundancy,
-    I.FSDP1: fsdp1,
-    I.FSDP2: fsdp2,
-    I.DEEPSPEED: deepspeed,
-    I.MEGATRON: megatron,
+    Impl.OWN: own,
+    Impl.DDP: ddp,
+    Impl.ZERO_REDUNDANCY: zero_redundancy,
+    Impl.FSDP1: fsdp1,
+    Impl.FSDP2: fsdp2,
+    Impl.DEEPSPEED: deepspeed,
+    Impl.MEGATRON: megatron,
 }
 
 
@@ -241,7 +243,7 @@ def crossover() -> list[str]:
     for numel in (10**8, 3 * 10**8, 10**9, 3 * 10**9):
         model = bare(numel)
         one, two = (
-            peak(RunSpec(model=model, ranks=8, strategy=s, impl=I.DEEPSPEED, precision=Precision.BF16_MIXED,
+            peak(RunSpec(model=model, ranks=8, strategy=s, impl=Impl.DEEPSPEED, precision=Precision.BF16_MIXED,
                          unit=UnitPolicy.parse("model")))
             for s in (S.ZERO1, S.ZERO2)
         )  # fmt: skip
@@ -252,11 +254,12 @@ def crossover() -> list[str]:
 def page() -> str:
     """The whole page."""
     opening = f"""
-        What each implementation holds, what its categories mean there, and what its traps cost. `docs/implementations.py`
-        writes this page by arithmetic; the tests of each implementation compare that arithmetic with real ranks, to the
-        byte. The step of the table: {BASE.model.name}, {P:,} parameters P, {BASE.ranks} ranks (hybrid_shard in groups of
-        2), fp32, {BASE.batch} x {BASE.seq} tokens a rank, a unit a block, the libraries' defaults. Columns are bytes a
-        parameter at rest, of the rank that holds most. Sent is in elements, without the ring's (N-1)/N.
+        What each implementation holds, what its categories mean there, and what its traps cost. This page is written by
+        `docs/implementations.py`, by arithmetic; the tests of each implementation compare that arithmetic with real
+        ranks, to the byte. The step of the table: {BASE.model.name}, {P:,} parameters P, {BASE.ranks} ranks
+        (hybrid_shard in groups of 2), fp32, {BASE.batch} x {BASE.seq} tokens a rank, a unit a block, the libraries'
+        defaults. Columns are bytes a parameter at rest, of the rank that holds most. Sent is in elements, without the
+        ring's (N-1)/N.
         """
     lines = ["# Implementations", "", _filled(opening), "", *overview()]
     for impl, say in SECTIONS.items():

@@ -41,13 +41,15 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """Our own code and another's under one strategy. `absent` says why there is nothing to compare, if there is not."""
+    """Our own code and another's under one strategy. absent: why there is nothing to compare, if there is not; failed:
+    it was tried, and broke."""
 
     strategy: Strategy
     impl: Implementation
     own: Side | None = None
     other: Side | None = None
     absent: str = ""
+    failed: bool = False
 
     @property
     def time_ratios(self) -> tuple[float, ...]:
@@ -139,7 +141,7 @@ def report(spec: RunSpec, num_rounds: int, pairs: Sequence[Pair], environment: M
 def _pair_to_dict(pair: Pair) -> dict[str, Any]:
     entry: dict[str, Any] = {"strategy": pair.strategy.value, "own": "own", "other": pair.impl.value}
     if pair.own is None or pair.other is None:
-        return entry | {"absent": pair.absent}
+        return entry | {"absent": pair.absent, "failed": pair.failed}
     own, other = pair.own, pair.other
     ratios = {
         "step_time": asdict(Spread.of(pair.time_ratios)),

@@ -130,6 +130,8 @@ def _build_parser() -> tuple[_Parser, dict[str, argparse.ArgumentParser]]:
         sub.add_argument("--trace", metavar="FILE", help="write the whole trace, events included, as JSON")
     add_spec_options(compare)
     add_compare_options(compare)
+    run.add_argument("--save", metavar="DIR", help="save the run's state to a new directory after its last step")
+    run.add_argument("--load", metavar="DIR", help="go on from a saved run, of any strategy, units and number of ranks")
     add_spec_options(bench)
     add_bench_options(bench)
     add_spec_options(budget)
@@ -162,7 +164,7 @@ def _run(args: argparse.Namespace) -> int:
     check_outputs(args.figure, args.trace, args.model, args.timeline)
     # What is not worked out by arithmetic only its own rehearsal can say what to expect of.
     predicted = predict(spec) if is_predicted(spec) else rehearse_spec(spec)
-    measured = run_live(spec)
+    measured = run_live(spec, save_to=args.save or "", resume_from=args.load or "")
     save_outputs(args.figure, args.trace, predicted, measured, args.timeline)
     print(json.dumps(measured.report(), indent=1) if args.json else render_live(predicted, measured).rstrip())
     return 0

@@ -33,7 +33,7 @@ def add_bench_options(parser: argparse.ArgumentParser) -> None:
 
 
 def answer_bench(args: argparse.Namespace) -> int:
-    """Run the pairs and print the table or the report."""
+    """Run the pairs and print the table or the report; 1 if a pair failed."""
     from zeroviz.cli_run import run_bench
     from zeroviz.tables_bench import render_bench
 
@@ -47,7 +47,7 @@ def answer_bench(args: argparse.Namespace) -> int:
     if args.out is not None:
         _write(args.out, plain, table)
     print(plain if args.json else table)
-    return 0
+    return int(any(pair.failed for pair in pairs))
 
 
 def _asked(args: argparse.Namespace) -> tuple[RunSpec, Implementation | None, Strategy | None, Settings]:

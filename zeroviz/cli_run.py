@@ -24,8 +24,9 @@ from zeroviz.trace import Trace
 T = TypeVar("T")
 
 
-def run_live(spec: RunSpec) -> Trace:
-    """Run `spec` on engines of its own and return the measured trace; progress goes to stderr."""
+def run_live(spec: RunSpec, *, save_to: str = "", resume_from: str = "") -> Trace:
+    """Run `spec` on engines of its own and return the measured trace; progress goes to stderr. See `LiveBackend.run`
+    for the directories."""
     with Interrupts() as interrupts, ProgressLine() as line:
         try:
             from cluster.live import LiveBackend
@@ -35,7 +36,7 @@ def run_live(spec: RunSpec) -> Trace:
         async def run() -> Trace:
             backend = LiveBackend()
             try:
-                return await backend.run(spec, line.show)
+                return await backend.run(spec, line.show, save_to=save_to, resume_from=resume_from)
             finally:
                 await backend.stop()
 

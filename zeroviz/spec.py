@@ -39,6 +39,7 @@ __all__ = [
 ]
 
 EnumT = TypeVar("EnumT", bound=Enum)
+MAX_DIVISORS = 12  # named in a refusal
 
 
 def parse_enum(kind: type[EnumT], text: str, what: str) -> EnumT:
@@ -168,14 +169,14 @@ class RunSpec:
             return
         if group is None:
             raise SpecError(
-                f"strategy is hybrid_shard without shard_ranks; say how many of the {ranks} ranks shard together, "
-                f"one of {_divisors_text(ranks)}."
+                f"strategy is hybrid_shard without shard_ranks; say how many of the {ranks} ranks shard together: "
+                f"{_divisors_text(ranks)}."
             )
         if isinstance(group, bool) or not isinstance(group, int) or not 1 <= group <= ranks:
             raise SpecError(f"shard_ranks is {group!r}; it must be a whole number from 1 to the {ranks} ranks.")
         if ranks % group:
             raise SpecError(
-                f"shard_ranks is {group} with {ranks} ranks, but {ranks} is not divisible by {group}; use one of "
+                f"shard_ranks is {group} with {ranks} ranks, but {ranks} is not divisible by {group}; use "
                 f"{_divisors_text(ranks)}, or ranks that are a multiple of {group}."
             )
 
@@ -343,8 +344,11 @@ class RunSpec:
 
 
 def _divisors_text(ranks: int) -> str:
-    divisors = [number for number in range(1, ranks + 1) if ranks % number == 0]
-    return ", ".join(map(str, divisors))
+    """`1, 2 or 4`; of many, the first few."""
+    divisors = [str(number) for number in range(1, ranks + 1) if ranks % number == 0]
+    if len(divisors) > MAX_DIVISORS:
+        return f"{', '.join(divisors[:MAX_DIVISORS])} or another divisor"
+    return " or ".join(filter(None, (", ".join(divisors[:-1]), divisors[-1])))
 
 
 def _own_grad_dtype(data: dict[str, Any]) -> DType | None:

@@ -164,6 +164,7 @@ class FSDP2:
         value = 0.0
         for micro_batch in range(self.spec.accumulation):
             if not self.spec.reduces_each:
+                assert isinstance(self.model, FSDPModule)  # fully_shard has made it one
                 self.model.set_requires_gradient_sync(micro_batch == self.spec.accumulation - 1)
             value += self._gradients() / self.spec.accumulation
         self._marks.at(Phase.OPTIMIZER, OpKind.OPTIMIZER_STEP.value)
@@ -184,6 +185,7 @@ class FSDP2:
         share = self.spec.accumulation
         torch.autograd.backward(loss, None if share == 1 else torch.full_like(loss, 1 / share))
         marks.tag(self._sharded_grads(), Category.SHARDED_GRAD)
+        marks.tag(self._cast_grads(), Category.UNSHARDED_GRAD)
         marks.at(Phase.BACKWARD, OpKind.DROP_BATCH.value)
         del loss, batch  # in this order
         return value
@@ -207,6 +209,14 @@ class FSDP2:
 
     def _sharded_grads(self) -> Iterator[Tensor]:
         return (local_part(parameter.grad) for parameter in self._parameters if parameter.grad is not None)
+
+    def _cast_grads(self) -> Iterator[Tensor | None]:
+        """Whole gradients that wait for the last micro-batch in the dtype they will be reduced in."""
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                state: Any = module._get_fsdp_state()
+                for group in state._fsdp_param_groups:
+                    yield from (parameter.unsharded_accumulated_grad for parameter in group.fsdp_params)
 
     def _optimizer_state(self) -> Iterator[tuple[str, Tensor]]:
         for state in self.optimizer.state.values():

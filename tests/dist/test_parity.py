@@ -24,8 +24,9 @@ from cluster.own.step import Executor
 from cluster.rank import RankJob, joined_group
 from cluster.text import load_batch
 from tests.dist.ranks import RankPool
+from tests.every import exists, settings_of
 from zeroviz.models import PRESETS
-from zeroviz.partition import plan_for
+from zeroviz.partition import buffers_for
 from zeroviz.spec import (
     Checkpointing,
     DType,
@@ -37,6 +38,7 @@ from zeroviz.spec import (
     UnitPolicy,
     Zero1Form,
 )
+from zeroviz.toggles import group_choices
 
 NUM_STEPS = 5
 BOUND = {1: 1e-6, 2: 1e-6, 3: 1e-4, 4: 1e-4}
@@ -56,11 +58,14 @@ def train(job: RankJob) -> list[torch.Tensor]:
 def assemble(spec: RunSpec, owned: list[list[torch.Tensor]]) -> dict[str, torch.Tensor]:
     """Every parameter by name, fp32, from the ranks' shards: concatenated in rank order, padding cut off."""
     result = {}
-    for unit in plan_for(spec).units:
-        shards = [rank[unit.index] for rank in owned]
-        flat = torch.cat(shards if spec.strategy.shards_optimizer else shards[:1]).float()
+    for buffer in buffers_for(spec):
+        shards = [rank[buffer.index] for rank in owned]
+        num_shards = spec.num_shards if spec.strategy.shards_optimizer else 1
+        for rank, shard in enumerate(shards[num_shards:], num_shards):  # copies hold the same, to the bit
+            assert torch.equal(shard, shards[rank % num_shards]), (spec.strategy, rank)
+        flat = torch.cat(shards[:num_shards]).float()
         start = 0
-        for shape in unit.params:
+        for shape in buffer.params:
             result[shape.name] = flat[start : start + shape.numel].view(shape.shape)
             start += shape.numel
     return result
@@ -97,6 +102,10 @@ def reference(spec: RunSpec) -> tuple[dict[str, torch.Tensor], dict[str, torch.T
                 model.zero_grad()
             for name in named:
                 total[name] = total[name] + sum(grads[name] for grads in by_rank) / spec.ranks
+        if spec.clip_norm is not None:
+            squares = sum(torch.linalg.vector_norm(grad, dtype=torch.float32) ** 2 for grad in total.values())
+            scale = (spec.clip_norm / (torch.sqrt(torch.as_tensor(squares)) + 1e-6)).clamp(max=1.0)
+            total = {name: grad.mul_(scale) for name, grad in total.items()}
         for name, master in masters.items():
             master.grad = total[name].to(master.dtype)
         optimizer.step()
@@ -114,14 +123,25 @@ def distance(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor], start:
     return float((error / moved) ** 0.5)
 
 
+def moved(parameters: dict[str, torch.Tensor], start: dict[str, torch.Tensor]) -> float:
+    """|parameters - start|."""
+    return float(sum(((parameters[name] - start[name]).double() ** 2).sum() for name in start) ** 0.5)
+
+
 def spec_of(model: str, ranks: int, **settings: Any) -> RunSpec:
     """17 tokens in each of two sequences: nothing is divisible by anything."""
     return RunSpec(model=PRESETS[model], ranks=ranks, batch=2, seq=17, **settings)
 
 
 def strategies(model: str, ranks: int, **settings: Any) -> list[RunSpec]:
-    """Every strategy, and ZeRO-1 in its naive form too."""
-    specs = [spec_of(model, ranks, strategy=strategy, **settings) for strategy in Strategy]
+    """Every strategy, ZeRO-1 in its naive form too, and shard groups of every size that there is."""
+    precision = settings.get("precision", Precision.FP32)
+    specs = [
+        spec_of(model, ranks, strategy=strategy, shard_ranks=shard_ranks, **settings)
+        for strategy in Strategy
+        if exists(strategy, precision)
+        for shard_ranks in (group_choices(ranks) if strategy.replicates else (None,))
+    ]
     naive = spec_of(model, ranks, strategy=Strategy.ZERO1, zero1_form=Zero1Form.ALL_REDUCE, **settings)
     return [*specs, naive]
 
@@ -177,6 +197,10 @@ def test_units_and_overlap_change_no_number(rank_pool: RankPool, model: str) -> 
             {"strategy": Strategy.ZERO3, "checkpointing": Checkpointing(3), "offload": Offload.PARAMS},
             {"strategy": Strategy.ZERO2, "offload": Offload.OPTIMIZER},
             {"strategy": Strategy.ZERO3, "optimizer": Optimizer.ADAMW_FOREACH},
+            {"strategy": Strategy.HYBRID_SHARD, "shard_ranks": 1, "prefetch": 1, "async_reduce": True},
+            {"strategy": Strategy.HYBRID_SHARD, "shard_ranks": 2, "checkpointing": Checkpointing(2)},
+            {"strategy": Strategy.MEGATRON_OPTIM},
+            {"strategy": Strategy.MEGATRON_OPTIM, "optimizer": Optimizer.ADAMW_FOREACH},
         ):
             got = trained(unit=UnitPolicy.parse(unit), **settings)
             assert all(torch.equal(got[name], want[name]) for name in want), (unit, settings)
@@ -193,6 +217,9 @@ OPTIONS: list[dict[str, Any]] = [
     {"strategy": Strategy.SHARD_GRAD_OP, "optimizer": Optimizer.SGD, "checkpointing": Checkpointing(2)},
     {"strategy": Strategy.ZERO2, "optimizer": Optimizer.SGD_MOMENTUM},
     {"strategy": Strategy.ZERO1, "optimizer": Optimizer.ADAMW_FOREACH},
+    {"strategy": Strategy.HYBRID_SHARD, "shard_ranks": 1, "accumulation": 2, "offload": Offload.PARAMS},
+    {"strategy": Strategy.HYBRID_SHARD, "shard_ranks": 1, "accumulation": 3, "no_sync": True},
+    {"strategy": Strategy.MEGATRON_OPTIM, "accumulation": 3, "checkpointing": Checkpointing(1)},
 ]
 
 
@@ -209,6 +236,47 @@ def test_every_option_trains_as_one_process_does(rank_pool: RankPool, model: str
         other_order = (accumulates_whole and spec.model.tied) or settings.get("no_sync") is False
         bound = BOUND[3] if other_order else BOUND[ranks]
         assert distance(got, want, start) <= bound, settings
+
+
+@pytest.mark.parametrize("model", ["tiny", "tiny-llama"])
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("optimizer", [Optimizer.SGD, Optimizer.ADAMW])
+def test_clipped_gradients_train_as_one_process_clips(
+    rank_pool: RankPool, model: str, ranks: int, optimizer: Optimizer
+) -> None:
+    """Under every strategy and group: a norm of less than all shards, or of one shard twice, would be another step.
+
+    0.2 is below the norm of every step here: clipping shortens each, and plain descent then moves less.
+    """
+    settings: dict[str, Any] = {"clip_norm": 0.2, "optimizer": optimizer}
+    want, start = reference(spec_of(model, ranks, **settings))
+    for spec in strategies(model, ranks, **settings):
+        got = assemble(spec, rank_pool.run(train, spec))
+        assert distance(got, want, start) <= BOUND[3], spec.strategy  # norms are added up in another order
+    if optimizer is Optimizer.SGD:
+        free, _ = reference(spec_of(model, ranks, optimizer=optimizer))
+        assert moved(want, start) < 0.9 * moved(free, start)
+
+
+@pytest.mark.parametrize("precision", [Precision.BF16_MIXED, Precision.BF16_FP32GRAD])
+def test_bf16_gradients_are_clipped_by_a_norm_in_fp32(rank_pool: RankPool, precision: Precision) -> None:
+    """In bf16 the scale is rounded to 8 bits, and where two sums of squares differ in the last bit of fp32 that can go
+    either way: a gradient then differs by 2**-8 of itself."""
+    settings: dict[str, Any] = {"clip_norm": 0.2, "optimizer": Optimizer.SGD, "precision": precision}
+    want, start = reference(spec_of("tiny", 2, **settings))
+    for spec in strategies("tiny", 2, **settings):
+        got = assemble(spec, rank_pool.run(train, spec))
+        assert distance(got, want, start) <= (2**-8 if precision.grad is DType.BF16 else BOUND[3]), spec.strategy
+
+
+def test_a_norm_below_the_bound_changes_nothing(rank_pool: RankPool) -> None:
+    """The scale is 1 then, to the bit, and a product with it is the gradient itself."""
+    for settings in ({"strategy": Strategy.ZERO2}, {"strategy": Strategy.HYBRID_SHARD, "shard_ranks": 1}):
+        free, clipped = (
+            assemble(spec, rank_pool.run(train, spec))
+            for spec in (spec_of("tiny", 2, clip_norm=norm, **settings) for norm in (None, 1e9))
+        )
+        assert all(torch.equal(free[name], clipped[name]) for name in free)
 
 
 # The fused kernel computes the last few elements of a tensor, those that do not fill a vector, by another code path,
@@ -236,7 +304,7 @@ def test_tied_biased_llama_trains_as_one_process_does(rank_pool: RankPool) -> No
     base = RunSpec(model=model, ranks=3, batch=1, seq=13)
     want, start = reference(base)
     for strategy in Strategy:
-        spec = replace(base, strategy=strategy)
+        spec = replace(base, **settings_of(strategy, 3))
         assert distance(assemble(spec, rank_pool.run(train, spec)), want, start) <= BOUND[3]
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.every import settings_of
 from zeroviz.collectives import CollectiveOp
 from zeroviz.compare import (
     CUDA_KERNELS,
@@ -51,7 +52,7 @@ def measured(*ranks: RankTrace) -> Trace:
 
 @pytest.mark.parametrize("strategy", Strategy)
 def test_a_trace_equals_itself_row_by_row(strategy: Strategy) -> None:
-    predicted = predict(RunSpec(model=PRESETS["tiny"], strategy=strategy, ranks=3))
+    predicted = predict(RunSpec(model=PRESETS["tiny"], ranks=3, **settings_of(strategy, 3)))
     comparison = compare(predicted, replace(predicted, origin=Origin.LIVE))
     for rank in predicted.ranks:
         rows = comparison.of_rank(rank.rank, Moment.REST)

@@ -296,7 +296,7 @@ def test_11_fp32_logits_dominate_and_no_rank_divides_them() -> None:
         assert made == [1, 3]  # log probabilities; logits, and in backward the gradients of both
     half, whole = 16384 * vocab * 2, 16384 * vocab * 4
     assert (f"{half / GB:.1f}", f"{whole / GB:.0f}") == ("8.1", "16")
-    mixed = replace(spec, seq=16384, precision=Precision.BF16_MIXED)
+    mixed = RunSpec(model=model, strategy=Strategy.ZERO3, ranks=64, seq=16384, precision=Precision.BF16_MIXED)
     made = blocks_made(mixed, (Category.ACTIVATION, Category.TEMPORARY))
     # In bf16 the matrix product makes the logits, and its gradient leaves; the loss widens them to fp32 all the same.
     assert (made[half], made[whole]) == (2, 4)

@@ -24,11 +24,12 @@ from zeroviz.gathered import fsdp_root_numel, most_gathered
 from zeroviz.hf_config import model_from_config
 from zeroviz.memory import rest_by_category, rest_padding_nbytes
 from zeroviz.models import PRESETS, bare
-from zeroviz.partition import Unit, padded_numel
+from zeroviz.partition import Unit, buffers_for, padded_numel
 from zeroviz.peak import peak_of
 from zeroviz.precision import OWN_PRECISIONS
 from zeroviz.predict import predict
 from zeroviz.spec import Checkpointing, Offload, Optimizer, Precision, RunSpec, Strategy, UnitPolicy
+from zeroviz.tables_options import scales_nbytes
 from zeroviz.trace import Category
 
 LLAMA = PRESETS["llama3-8b"]
@@ -215,11 +216,13 @@ def test_13_with_every_option_and_every_command_as_well(settings: dict[str, Any]
     at_rest = set()
     for strategy in (each for each in Strategy if exists(each, settings=settings)):
         spec = RunSpec(model=PRESETS["tiny-llama"], ranks=1, **settings_of(strategy, 1), **settings)
-        at_rest.add(rest_nbytes(spec))
+        at_rest.add(rest_nbytes(spec) - scales_nbytes(spec))  # of a block of one buffer: the last one is shared
         assert predict(spec).ranks[0].collectives == ()
         row = budget_row(spec, peak_of(spec).total)
         assert row.smallest_ranks.value == 1
-        assert row.largest_batch is not None and row.largest_batch.value == 1
+        assert row.largest_batch is not None and row.largest_batch.value is not None
+        # Where all elements are updated at once the update may be the peak, and room is left for another sequence.
+        assert row.largest_batch.value == 1 or peak_of(spec).phase == "optimizer"
     assert len(at_rest) == 1
 
 
@@ -299,8 +302,9 @@ def test_18_padding_is_the_least_that_n_divides() -> None:
         assert padded % ranks == 0
         assert 0 <= padded - count < ranks
     for name, strategy, ranks in itertools.product(UNEVEN, SHARDED, (2, 3, 5, 7, 11)):
-        spec = RunSpec(model=PRESETS[name], strategy=strategy, ranks=ranks, optimizer=Optimizer.SGD_MOMENTUM)
-        least = sum(unit.numel + -unit.numel % ranks for unit in units_of(spec))
+        settings = settings_of(strategy, ranks)
+        spec = RunSpec(model=PRESETS[name], ranks=ranks, optimizer=Optimizer.SGD_MOMENTUM, **settings)
+        least = sum(buffer.numel + -buffer.numel % ranks for buffer in buffers_for(spec))
         assert rest(spec, Category.OPTIMIZER_STATE) * ranks == 4 * least
 
 

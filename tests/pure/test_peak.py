@@ -157,7 +157,7 @@ def test_peak_is_the_walks_for_large_models(name: str) -> None:
                 unit=UnitPolicy.parse(unit),
                 ranks=9,
                 batch=2,
-                seq=1000,
+                seq=min(1000, PRESETS[name].positions),
                 **settings_of(strategy, 9),
             )
         )

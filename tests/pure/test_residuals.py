@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.every import settings_of
 from zeroviz.category import Category
 from zeroviz.compare import UNEXPLAINED, compare
 from zeroviz.models import PRESETS
@@ -53,9 +54,9 @@ def first_backward(rank: RankTrace, category: Category, nbytes: int) -> Event:
 
 
 @pytest.mark.parametrize("offload", Offload)
-@pytest.mark.parametrize("strategy", [Strategy.ZERO3, Strategy.SHARD_GRAD_OP])
+@pytest.mark.parametrize("strategy", [Strategy.ZERO3, Strategy.SHARD_GRAD_OP, Strategy.HYBRID_SHARD])
 def test_a_run_as_predicted_leaves_nothing_over(strategy: Strategy, offload: Offload) -> None:
-    predicted = predict(spec_of(strategy=strategy, offload=offload))
+    predicted = predict(spec_of(offload=offload, **settings_of(strategy, spec_of().ranks)))
     rank = predicted.ranks[0]
     found = tables(predicted, as_run(predicted))
     wanted = {Held.REST, Held.NCCL, Held.HERE} | ({Held.HOST} if offload.moves_optimizer else set())

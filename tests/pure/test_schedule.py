@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from tests.every import exists, settings_of
 from zeroviz.models import PRESETS
 from zeroviz.partition import plan_for
-from zeroviz.schedule import Op, OpKind, Phase, schedule
+from zeroviz.schedule import Op, OpKind, Phase, last_wait, schedule
 from zeroviz.spec import Checkpointing, Offload, Optimizer, RunSpec, Strategy, UnitKind, UnitPolicy
 
 UNTIED = RunSpec(model=PRESETS["tiny-llama"], ranks=4)
 TIED = RunSpec(model=PRESETS["tiny"], ranks=4)
+OVERLAPPING = [strategy for strategy in Strategy if exists(strategy, settings={"async_reduce": True})]
 POLICIES = [UnitPolicy(UnitKind.MODEL), UnitPolicy(), UnitPolicy(UnitKind.LAYER), UnitPolicy(UnitKind.NUMEL, 1)]
 
 
@@ -125,16 +128,16 @@ def test_prefetch_starts_the_next_gather_before_computing() -> None:
 
 
 @pytest.mark.parametrize("spec", [UNTIED, TIED], ids=["untied", "tied"])
-@pytest.mark.parametrize("strategy", Strategy)
+@pytest.mark.parametrize("strategy", OVERLAPPING)
 def test_async_reduce_keeps_one_reduction_in_flight(spec: RunSpec, strategy: Strategy) -> None:
-    spec = replace(spec, strategy=strategy, async_reduce=True)
+    spec = replace(spec, async_reduce=True, **settings_of(strategy, 4))
     in_flight: list[int | None] = []
     most = 0
     overlapped = 0
     for op in schedule(spec):
-        if op.kind is OpKind.REDUCE_GRAD:
+        if op.kind in (OpKind.REDUCE_GRAD, OpKind.REDUCE_REPLICAS):
             in_flight.append(op.unit)
-        elif op.kind is OpKind.WAIT_REDUCE:
+        elif op.kind in (OpKind.WAIT_REDUCE, OpKind.WAIT_REPLICAS):
             in_flight.remove(op.unit)
         elif op.kind is OpKind.BACKWARD:
             overlapped += bool(in_flight)
@@ -145,28 +148,29 @@ def test_async_reduce_keeps_one_reduction_in_flight(spec: RunSpec, strategy: Str
     assert overlapped > 0
 
 
-@pytest.mark.parametrize("strategy", [Strategy.ZERO2, Strategy.ZERO3])
+@pytest.mark.parametrize("strategy", [Strategy.ZERO2, Strategy.ZERO3, Strategy.HYBRID_SHARD])
 def test_async_reduce_holds_two_full_gradients_at_most(strategy: Strategy) -> None:
     """The unit in backward and the one whose reduction is under way: the price of the overlap."""
     for async_reduce, bound in ((False, 1), (True, 2)):
-        spec = replace(UNTIED, strategy=strategy, async_reduce=async_reduce)
+        spec = replace(UNTIED, async_reduce=async_reduce, **settings_of(strategy, 4))
         alive = most = 0
         for op in schedule(spec):
-            alive += (op.kind is OpKind.PREPARE_GRAD) - (op.kind is OpKind.WAIT_REDUCE)
+            alive += (op.kind is OpKind.PREPARE_GRAD) - (op.kind is last_wait(strategy))
             most = max(most, alive)
         assert (alive, most) == (0, bound)
 
 
-@pytest.mark.parametrize("strategy", Strategy)
+@pytest.mark.parametrize("strategy", OVERLAPPING)
 def test_every_start_is_waited_for_before_its_use(strategy: Strategy) -> None:
-    spec = replace(TIED, strategy=strategy, async_reduce=True, prefetch=2 if strategy is Strategy.ZERO3 else 0)
+    prefetch = 2 if strategy.reshards_after_forward else 0
+    spec = replace(TIED, async_reduce=True, prefetch=prefetch, **settings_of(strategy, 4))
     ready: set[int | None] = set()
     for op in schedule(spec):
         if op.kind is OpKind.WAIT_UNSHARD:
             ready.add(op.unit)
         elif op.kind is OpKind.RESHARD:
             ready.remove(op.unit)
-        elif op.kind in (OpKind.FORWARD, OpKind.BACKWARD) and strategy is Strategy.ZERO3:
+        elif op.kind in (OpKind.FORWARD, OpKind.BACKWARD) and strategy.reshards_after_forward:
             assert op.unit in ready
     assert not ready
 
@@ -295,3 +299,54 @@ def test_foreach_updates_all_units_in_one_op_and_offload_moves_the_update() -> N
     assert text(replace(UNTIED, optimizer=Optimizer.ADAMW_FOREACH), Phase.OPTIMIZER) == ["optimizer step"]
     on_host = text(replace(UNTIED, offload=Offload.OPTIMIZER), Phase.OPTIMIZER)
     assert on_host == [f"optimizer step on host {unit.name}" for unit in plan_for(UNTIED).units]
+
+
+# ---- shard groups, one buffer, clipping ----
+
+
+@pytest.mark.parametrize("spec", [UNTIED, TIED], ids=["untied", "tied"])
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+@pytest.mark.parametrize("settings", [{}, {"prefetch": 1, "async_reduce": True}, {"accumulation": 2}], ids=str)
+def test_hybrid_shard_is_zero3_with_a_sum_across_groups_after_each_reduction(
+    spec: RunSpec, policy: UnitPolicy, settings: dict[str, Any]
+) -> None:
+    """Taken out, the two ops leave ZeRO-3's step, op by op."""
+    zero3 = replace(spec, unit=policy, **settings)
+    hybrid = replace(zero3, strategy=Strategy.HYBRID_SHARD, shard_ranks=2)
+    across = (OpKind.REDUCE_REPLICAS, OpKind.WAIT_REPLICAS)
+    assert tuple(op for op in schedule(hybrid) if op.kind not in across) == schedule(zero3)
+    ops = schedule(hybrid)
+    for op, start, wait in zip(ops, ops[1:], ops[2:], strict=False):
+        assert (op.kind is OpKind.WAIT_REDUCE) == (start.kind is OpKind.REDUCE_REPLICAS)
+        if op.kind is OpKind.WAIT_REDUCE:
+            assert (start.unit, wait.unit, wait.kind) == (op.unit, op.unit, OpKind.WAIT_REPLICAS)
+
+
+def test_neither_groups_nor_their_number_change_the_order() -> None:
+    hybrid = replace(UNTIED, strategy=Strategy.HYBRID_SHARD, shard_ranks=2)
+    assert schedule(hybrid) == schedule(replace(hybrid, ranks=64, shard_ranks=16))
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+def test_one_buffer_is_zeroed_reduced_updated_and_gathered_once_whatever_the_units(policy: UnitPolicy) -> None:
+    spec = replace(UNTIED, unit=policy, strategy=Strategy.MEGATRON_OPTIM, accumulation=2)
+    compute = (OpKind.LOAD_BATCH, OpKind.FORWARD, OpKind.BACKWARD, OpKind.DROP_BATCH)
+    assert [(op.kind, op.unit) for op in schedule(spec) if op.kind not in compute] == [
+        (OpKind.PREPARE_GRAD, None),
+        (OpKind.REDUCE_GRAD, None),
+        (OpKind.WAIT_REDUCE, None),
+        (OpKind.OPTIMIZER_STEP, None),
+        (OpKind.SYNC_PARAM, None),
+        (OpKind.WAIT_SYNC, None),
+    ]
+    forward, backward = text(spec, Phase.FORWARD), text(spec, Phase.BACKWARD)
+    half = len(forward) // 2
+    assert forward[:half] == forward[half:] and forward[0] == "load batch"
+    assert backward[0] == "prepare grad" and backward[-3:] == ["reduce grad", "wait reduce", "drop batch"]
+
+
+@pytest.mark.parametrize("strategy", Strategy)
+def test_clipping_is_one_op_before_the_first_update(strategy: Strategy) -> None:
+    plain = replace(UNTIED, **settings_of(strategy, 4))
+    clipped = text(replace(plain, clip_norm=0.5), Phase.OPTIMIZER)
+    assert clipped == ["clip grad", *text(plain, Phase.OPTIMIZER)]

@@ -10,9 +10,22 @@ import pytest
 
 from zeroviz.errors import SpecError
 from zeroviz.models import PRESETS, bare
-from zeroviz.spec import Precision, RunSpec, Strategy, UnitKind, UnitPolicy, Zero1Form, parse_enum, preset
+from zeroviz.spec import (
+    DType,
+    Offload,
+    Precision,
+    RunSpec,
+    Strategy,
+    UnitKind,
+    UnitPolicy,
+    Zero1Form,
+    parse_enum,
+    preset,
+)
 
 TINY = RunSpec(model=PRESETS["tiny"])
+HYBRID: dict[str, Any] = {"strategy": Strategy.HYBRID_SHARD, "ranks": 4}
+MEGATRON: dict[str, Any] = {"strategy": Strategy.MEGATRON_OPTIM}
 
 
 @pytest.mark.parametrize(
@@ -23,6 +36,7 @@ TINY = RunSpec(model=PRESETS["tiny"])
         (Precision.BF16_MIXED, (2, 2, 4, 8)),
         (Precision.BF16_FP32GRAD, (2, 4, 4, 8)),
         (Precision.BF16, (2, 2, 0, 4)),
+        (Precision.FSDP_MIXED, (4, 4, 0, 8)),
     ],
 )
 def test_recipes(precision: Precision, widths: tuple[int, int, int, int]) -> None:
@@ -74,7 +88,22 @@ def test_a_count_where_none_belongs_is_refused() -> None:
         ({"unit": UnitPolicy(UnitKind.NUMEL, 10**9)}, "has only 133,106 parameters"),
         ({"model": bare(100)}, "a bare parameter count has no blocks or layers"),
         ({"zero1_form": Zero1Form.ALL_REDUCE}, "it can be set for zero1 only"),
-        ({"strategy": Strategy.DDP, "prefetch": 1}, "it can be set for zero3 and shard_grad_op only"),
+        ({"strategy": Strategy.DDP, "prefetch": 1}, "it can be set for zero3, shard_grad_op and hybrid_shard only"),
+        ({"shard_ranks": 2}, "shard_ranks is 2 with strategy zero3, which has no groups of ranks"),
+        ({**HYBRID, "shard_ranks": None}, "without shard_ranks; say how many of the 4 ranks shard together: 1, 2 or 4"),
+        ({**HYBRID, "shard_ranks": 3}, "shard_ranks is 3 with 4 ranks, but 4 is not divisible by 3; use 1, 2 or 4"),
+        ({**HYBRID, "shard_ranks": 5}, "shard_ranks is 5; it must be a whole number from 1 to the 4 ranks"),
+        ({**HYBRID, "shard_ranks": 0}, "shard_ranks is 0"),
+        ({**HYBRID, "shard_ranks": True}, "shard_ranks is True"),
+        ({**MEGATRON, "precision": Precision.BF16_MIXED}, "use precision fp32 or bf16-fp32grad"),
+        ({**MEGATRON, "grad_dtype": DType.BF16}, "which reduces fp32 gradients"),
+        ({**MEGATRON, "offload": Offload.OPTIMIZER}, "whose states are one buffer on the device"),
+        ({**MEGATRON, "async_reduce": True}, "reduced when the whole backward is done"),
+        ({**MEGATRON, "accumulation": 2, "no_sync": False}, "no_sync is false with strategy megatron_optim"),
+        ({"clip_norm": 0}, "clip_norm is 0; it must be a number above 0"),
+        ({"clip_norm": True}, "clip_norm is True"),
+        ({"clip_norm": float("nan")}, "clip_norm is nan"),
+        ({"clip_norm": 1.0, "offload": Offload.PARAMS}, "whose gradients are clipped on the device"),
     ],
 )
 def test_refusals_name_the_value_and_what_is_allowed(changes: dict[str, Any], message: str) -> None:
@@ -85,7 +114,7 @@ def test_refusals_name_the_value_and_what_is_allowed(changes: dict[str, Any], me
 def test_unknown_names_list_the_known_ones() -> None:
     with pytest.raises(SpecError, match="allowed are ddp, zero1, zero2, zero3"):
         parse_enum(Strategy, "FULL_SHARD", "--strategy")
-    with pytest.raises(SpecError, match="allowed are tiny, tiny-llama, gpt2"):
+    with pytest.raises(SpecError, match="allowed are tiny, tiny-llama, small, gpt2"):
         preset("gpt5")
 
 

@@ -23,13 +23,22 @@ from itertools import pairwise
 
 from zeroviz.category import Category
 from zeroviz.models import NamedShape
-from zeroviz.partition import padded_numel
+from zeroviz.partition import padded_numel, plan_for
 from zeroviz.settings import value_of
 from zeroviz.spec import DType, Precision, RunSpec, Strategy
 
 ALIGNMENT = 2  # elements a rank, `nccl_start_alignment_factor`
 SUB_GROUP_NUMEL = 1_000_000_000  # `sub_group_size`: elements of a rank's chunks that are updated together
 NORM_NBYTES, WIDE_NORM_NBYTES, FLAG_NBYTES = 4, 8, 1
+
+
+@lru_cache(maxsize=256)
+def parameter_order(spec: RunSpec) -> tuple[NamedShape, ...]:
+    """The parameters as the model has them: in order of first use."""
+    shapes = (
+        shape for segment in plan_for(spec).segments for sublayer in segment.sublayers for shape in sublayer.params
+    )
+    return tuple({shape.name: shape for shape in shapes}.values())
 
 
 def flat_numel(spec: RunSpec) -> int:
@@ -57,11 +66,16 @@ def keeps_whole_gradients(spec: RunSpec) -> bool:
     return spec.strategy is Strategy.ZERO1 and spec.precision is Precision.BF16_FP32GRAD
 
 
+def scales_the_loss(spec: RunSpec) -> bool:
+    """Whether the library's optimizer multiplies the loss by a scale: not stage 0, nor the one with fp32 gradients."""
+    return spec.strategy is not Strategy.DDP and not keeps_whole_gradients(spec)
+
+
 def sub_groups(spec: RunSpec) -> list[int]:
     """Elements of each tensor that stage 3's optimizer updates."""
     groups: list[int] = []
     numel = 0
-    for shape in spec.model.params:
+    for shape in parameter_order(spec):
         numel += chunk_numel(shape.numel, spec.ranks)
         if numel >= SUB_GROUP_NUMEL:
             groups.append(numel)

@@ -1,14 +1,5 @@
 """megatron-core's distributed optimizer by arithmetic: what every rank holds at rest, in each op of a step, and sends.
 
-[Note: padding] All parameters lie in one buffer, in the reverse of the order in which the model has them, and their
-gradients in a second one at the same places. A parameter begins at a multiple of 64 elements. A bucket ends with the
-parameter that fills it, at a multiple of lcm(N, 128) elements: rank r owns the r-th of N equal parts of every bucket,
-and the next bucket begins 256 bytes aligned. Both buffers hold this padding on every rank. The fp32 master and the
-moments are tensors of their own, one for each piece of a parameter that falls into a rank's parts, and hold none. So
-ranks differ: who owns more of the padding holds fewer of the states, and each piece has a step counter.
-(megatron-core 0.16.1, param_and_grad_buffer.py: `_pad_start_of_param_if_needed`, `_pad_end_of_bucket_if_needed`;
-distrib_optimizer.py: `_build_model_gbuf_param_range_map`.)
-
 [Note: order] A gradient is added to its place in the buffer as soon as it is there, and dropped. With one bucket the
 whole buffer is divided by N and reduce-scattered when backward is over; with `bucket_numel` each bucket is, as soon as
 all its gradients are there. AdamW updates the rank's pieces one by one, they are copied into the parameters' buffer,
@@ -17,153 +8,55 @@ and that is gathered bucket by bucket.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
-from math import lcm
 
 from zeroviz import artefacts
 from zeroviz.category import Category
 from zeroviz.collectives import CollectiveOp
-from zeroviz.events import Change, Events
+from zeroviz.events import Change, Changes, Events, Where
 from zeroviz.ledger import Ledger
 from zeroviz.models import NamedShape
-from zeroviz.partition import plan_for
 from zeroviz.rank_trace import AlikeRanks, RankTrace
 from zeroviz.schedule import OpKind, Phase
 from zeroviz.settings import value_of
 from zeroviz.spec import DType, RunSpec
 from zeroviz.wire import Collective
 from zeroviz.witness.graph import ZERO_GRAD, Graph
+from zeroviz.witness.megatron_buffer import Bucket, alike_stretches, buckets, owned_pieces
 
-PARAMETER_ALIGNMENT, BUCKET_ALIGNMENT = 64, 128  # elements
 NUMBER_NBYTES = 4  # a flag, a norm, a scale
 
 
 def predicted(spec: RunSpec) -> Sequence[RankTrace]:
-    """Every rank's step. Ranks differ in the pieces they own: in states, step counters, and the update's temporaries."""
-    gradients, sync = _Walk(spec), _Walk(spec)
+    """Every rank's step. Ranks differ in what they own: in states, step counters and the update's temporaries."""
+    parts = buckets(spec)
+    whole = parts[-1].stop
+    gradients, sync = _Walk(spec, parts), _Walk(spec, parts)
     gradients.gradients()
     sync.sync_parameters()
     norm = Collective(CollectiveOp.ALL_REDUCE, DType.FP32.value, spec.ranks, NUMBER_NBYTES, Phase.OPTIMIZER.label, "")
     clips = (norm,) if spec.clip_norm is not None and spec.ranks > 1 else ()
     collectives = (*gradients.collectives, *clips, *sync.collectives)
+    before, after = gradients.ledger.events, sync.ledger.events
     stretches = []
-    for ranks in alike_stretches(spec):
-        pieces = owned_pieces(spec, ranks.start)
+    for ranks in alike_stretches(parts, spec.ranks):
+        pieces = owned_pieces(parts, spec.ranks, ranks.start)
         rank = RankTrace(
             rank=ranks.start,
-            rest=rest_of(spec, pieces),
-            events=_joined(gradients.ledger.events, _update(spec, pieces), sync.ledger.events),
+            rest=rest_of(spec, whole, pieces),
+            events=_joined(before, _update(spec, pieces), after),
             collectives=collectives,
-            padding_nbytes=padding_nbytes(spec),
+            padding_nbytes=padding_nbytes(spec, whole),
             step_counter_nbytes=len(pieces) * DType.FP32.itemsize + flags_nbytes(spec),
         )
         stretches.append((ranks, rank))
     return AlikeRanks(stretches)
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """Elements [start, stop) of the buffer: a parameter's, without the padding before it."""
-
-    shape: NamedShape
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    """Elements [start, stop) of the buffer, padding included, and the parameters in them, in order."""
-
-    start: int
-    stop: int
-    extents: tuple[Extent, ...]
-
-    @property
-    def numel(self) -> int:
-        return self.stop - self.start
-
-    def pieces(self, num_ranks: int, rank: int) -> list[int]:
-        """Elements of each piece of a parameter that the rank owns, in order: what the optimizer updates."""
-        part = self.numel // num_ranks
-        start = self.start + rank * part
-        pieces = []
-        first = max(0, bisect_right(self.extents, start, key=lambda extent: extent.start) - 1)
-        for extent in self.extents[first:]:
-            if extent.start >= start + part:
-                break
-            numel = min(extent.stop, start + part) - max(extent.start, start)
-            if numel > 0:
-                pieces.append(numel)
-        return pieces
-
-    def borders(self, num_ranks: int) -> set[int]:
-        """Ranks whose pieces may be others than those of the rank before: around a parameter's first and last."""
-        part = self.numel // num_ranks
-        ends = {
-            (element - self.start) // part for extent in self.extents for element in (extent.start, extent.stop - 1)
-        }
-        return ends | {rank + 1 for rank in ends if rank + 1 < num_ranks}
-
-
-def parameter_order(spec: RunSpec) -> tuple[NamedShape, ...]:
-    """The parameters as the model has them: in order of first use."""
-    return tuple(
-        {
-            shape.name: shape
-            for segment in plan_for(spec).segments
-            for sublayer in segment.sublayers
-            for shape in sublayer.params
-        }.values()
-    )
-
-
-def buckets(spec: RunSpec) -> tuple[Bucket, ...]:
-    """The buffer, bucket by bucket. See [Note: padding]."""
-    limit: int | None = value_of(spec.settings, "bucket_numel", spec.impl)
-    found: list[Bucket] = []
-    extents: list[Extent] = []
-    start = stop = 0
-
-    def close() -> None:
-        nonlocal start, stop
-        stop = _padded(stop, lcm(spec.ranks, BUCKET_ALIGNMENT))
-        found.append(Bucket(start, stop, tuple(extents)))
-        extents.clear()
-        start = stop
-
-    for shape in reversed(parameter_order(spec)):
-        at = _padded(stop, PARAMETER_ALIGNMENT)
-        stop = at + shape.numel
-        extents.append(Extent(shape, at, stop))
-        if limit is not None and stop - start >= limit:
-            close()
-    if extents:
-        close()
-    return tuple(found)
-
-
-def buffer_numel(spec: RunSpec) -> int:
-    """Elements of each of the two buffers, padding included."""
-    return buckets(spec)[-1].stop
-
-
-def owned_pieces(spec: RunSpec, rank: int) -> tuple[int, ...]:
-    """Elements of each tensor that the rank's optimizer updates, in its order."""
-    return tuple(numel for bucket in buckets(spec) for numel in bucket.pieces(spec.ranks, rank))
-
-
-def alike_stretches(spec: RunSpec) -> tuple[range, ...]:
-    """Stretches of neighbouring ranks that own equal pieces."""
-    borders = {0, spec.ranks}.union(*(bucket.borders(spec.ranks) for bucket in buckets(spec)))
-    return tuple(range(start, stop) for start, stop in pairwise(sorted(borders)))
-
-
-def rest_of(spec: RunSpec, pieces: Sequence[int]) -> dict[Category, int]:
-    """What a rank that owns `pieces` holds between steps. In fp32 the parameters are their own master."""
-    recipe, whole, owned = spec.recipe, buffer_numel(spec), sum(pieces)
+def rest_of(spec: RunSpec, whole: int, pieces: Sequence[int]) -> dict[Category, int]:
+    """What a rank that owns `pieces` holds between steps, of buffers of `whole` elements. In fp32 the parameters are
+    their own master."""
+    recipe, owned = spec.recipe, sum(pieces)
     rest = {
         Category.UNSHARDED_PARAM: whole * recipe.param.itemsize,
         Category.UNSHARDED_GRAD: whole * recipe.grad.itemsize,
@@ -174,10 +67,10 @@ def rest_of(spec: RunSpec, pieces: Sequence[int]) -> dict[Category, int]:
     return rest
 
 
-def padding_nbytes(spec: RunSpec) -> int:
-    """Bytes of padding at rest: in both buffers, the same on every rank."""
+def padding_nbytes(spec: RunSpec, whole: int) -> int:
+    """Bytes of padding at rest: in both buffers, of `whole` elements, the same on every rank."""
     recipe = spec.recipe
-    return (buffer_numel(spec) - spec.model.num_params) * (recipe.param.itemsize + recipe.grad.itemsize)
+    return (whole - spec.model.num_params) * (recipe.param.itemsize + recipe.grad.itemsize)
 
 
 def flags_nbytes(spec: RunSpec) -> int:
@@ -188,8 +81,8 @@ def flags_nbytes(spec: RunSpec) -> int:
 class _Walk:
     """Parts of a step that are alike on every rank."""
 
-    def __init__(self, spec: RunSpec) -> None:
-        self.spec, self.buckets = spec, buckets(spec)
+    def __init__(self, spec: RunSpec, parts: Sequence[Bucket]) -> None:
+        self.spec, self.buckets = spec, parts
         self.ledger = Ledger()
         self.collectives: list[Collective] = []
         self._graph = Graph(spec, fresh=Category.TEMPORARY)
@@ -285,11 +178,10 @@ def _clip(pieces: tuple[int, ...]) -> Iterator[Change]:
 
 
 def _joined(*events: Events) -> Events:
-    return Events(
-        tuple(where for each in events for where in each.wheres),
-        tuple(stretch for each in events for stretch in each.stretches),
-    )
-
-
-def _padded(numel: int, multiple: int) -> int:
-    return -(-numel // multiple) * multiple
+    """One after the other. Sums of tuples: of hundreds of ranks each has thousands of parts, nearly all shared."""
+    wheres: tuple[Where, ...] = ()
+    stretches: tuple[Changes, ...] = ()
+    for each in events:
+        wheres += tuple(each.wheres)
+        stretches += tuple(each.stretches)
+    return Events(wheres, stretches)
