@@ -54,7 +54,7 @@ def steps_of(spec: RunSpec, comm: Collectives, device: torch.device) -> Callable
     if spec.impl is Implementation.DEEPSPEED:
         from cluster.witness.deepspeed import DeepSpeed, join  # an optional extra, and seconds to import
 
-        join(comm.rank, device)
+        join(comm, device)
         return partial(DeepSpeed, spec, comm, device=device)
     if spec.impl is Implementation.FSDP1:
         return partial(FSDP1, spec, comm, device=device, mesh=mesh_of(spec, device))

@@ -16,7 +16,7 @@ from zeroviz.strategy import Implementation
 
 @dataclass(frozen=True, slots=True)
 class Extra:
-    """One of `[project.optional-dependencies]` in pyproject.toml. module: what is imported; package: its name at pip."""
+    """One of `[project.optional-dependencies]` in pyproject.toml. module: what is imported. package: at PyPI."""
 
     name: str
     module: str

@@ -15,7 +15,7 @@ from zeroviz.errors import SpecError
 from zeroviz.models import Family
 from zeroviz.peak import peak_of
 from zeroviz.quantity import format_gb_gib, format_nbytes
-from zeroviz.spec import RunSpec
+from zeroviz.spec import Implementation, RunSpec
 from zeroviz.wording import overlap_options, recipe_sum, step_options, title
 
 RANKS = tuple(2**power for power in range(12))
@@ -118,12 +118,17 @@ class HeatMap:
 def build_heatmap(spec: RunSpec, upward: Upward, capacity: Capacity, reserve_nbytes: int) -> HeatMap:
     """The map around `spec`: its own ranks and batch or sequence are among the cells, all else stays as it is.
 
-    Raises SpecError for a bare count, which has neither batch nor sequence, and for a reserve that leaves nothing.
+    Raises SpecError for a bare count, which has neither batch nor sequence, for code that is not our own, and for a
+    reserve that leaves nothing.
     """
     if spec.model.family is Family.BARE:
         raise SpecError(
             f"{spec.model.name} is a bare parameter count: it has no activations, so no batch and no sequence to map; "
             "name a model."
+        )
+    if spec.impl is not Implementation.OWN:
+        raise SpecError(
+            f"The map is of our own code's peaks, and this state's implementation is {spec.impl.value}; choose own."
         )
     if not 0 <= reserve_nbytes < capacity.nbytes:
         raise SpecError(

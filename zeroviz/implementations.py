@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from zeroviz.errors import SpecError
-from zeroviz.precision import Optimizer, Precision
+from zeroviz.precision import OWN_PRECISIONS, Optimizer, Precision
 from zeroviz.settings import check_settings
 from zeroviz.strategy import Implementation, Strategy
 
@@ -25,11 +25,15 @@ PAIRS: Mapping[Implementation, tuple[Strategy, ...]] = {
     Implementation.DEEPSPEED: (Strategy.DDP, Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3),
     Implementation.MEGATRON: (Strategy.MEGATRON_OPTIM,),
 }
-_FSDP1_PRECISIONS = (Precision.FP32, Precision.BF16, Precision.FSDP_MIXED)
-_FSDP2_PRECISIONS = (Precision.FP32, Precision.BF16, Precision.FSDP_MIXED)
-_DEEPSPEED_PRECISIONS = (Precision.FP32, Precision.BF16_MIXED, Precision.BF16_FP32GRAD)
-_MEGATRON_PRECISIONS = (Precision.FP32, Precision.BF16_FP32GRAD)
-_TORCH_PRECISIONS = (Precision.FP32, Precision.BF16)
+PRECISIONS: Mapping[Implementation, tuple[Precision, ...]] = {
+    Implementation.OWN: OWN_PRECISIONS,
+    Implementation.DDP: (Precision.FP32, Precision.BF16),
+    Implementation.ZERO_REDUNDANCY: (Precision.FP32, Precision.BF16),
+    Implementation.FSDP1: (Precision.FP32, Precision.BF16, Precision.FSDP_MIXED),
+    Implementation.FSDP2: (Precision.FP32, Precision.BF16, Precision.FSDP_MIXED),
+    Implementation.DEEPSPEED: (Precision.FP32, Precision.BF16_MIXED, Precision.BF16_FP32GRAD),
+    Implementation.MEGATRON: (Precision.FP32, Precision.BF16_FP32GRAD),
+}
 _HAD: Mapping[Implementation, tuple[str, ...]] = {
     Implementation.DDP: ("accumulation",),
     Implementation.DEEPSPEED: ("accumulation",),
@@ -38,6 +42,22 @@ _HAD: Mapping[Implementation, tuple[str, ...]] = {
     Implementation.ZERO_REDUNDANCY: ("accumulation",),
 }
 """Options of our own that it has too: see `_check_plain`."""
+
+
+_OWN_OPTIONS = (
+    "grad_dtype", "checkpointing", "region", "offload", "accumulation", "clip_norm", "prefetch", "async_reduce",
+    "zero1_form",
+)  # fmt: skip
+
+
+def has_option(impl: Implementation, name: str) -> bool:
+    """Whether `impl` has an option of a step that our own code has; true of what every code has."""
+    return impl is Implementation.OWN or name not in _OWN_OPTIONS or name in _HAD.get(impl, ())
+
+
+def can_rehearse(impl: Implementation) -> bool:
+    """Whether its code runs on tensors without memory: `zeroviz rehearse`."""
+    return impl in (Implementation.OWN, Implementation.FSDP2)
 
 
 def implementations_of(strategy: Strategy) -> tuple[Implementation, ...]:
@@ -58,35 +78,30 @@ def check_implementation(spec: RunSpec) -> None:
     if spec.impl is Implementation.OWN:
         _check_held_as_computed(spec)
         return
+    _check_precision(spec)
     if spec.impl is Implementation.FSDP2:
-        _check_precision(spec, _FSDP2_PRECISIONS)
         _check_reshard_ranks(spec)
     elif spec.impl is Implementation.MEGATRON:
-        _check_precision(spec, _MEGATRON_PRECISIONS)
         _check_optimizer(spec, Optimizer.ADAMW, Optimizer.ADAMW_FOREACH)
     elif spec.impl is Implementation.DEEPSPEED:
-        _check_precision(spec, _DEEPSPEED_PRECISIONS)
         _check_stage(spec)
     elif spec.impl is Implementation.FSDP1:
-        _check_precision(spec, _FSDP1_PRECISIONS)
         _check_shard_group(spec)
-    else:
-        _check_precision(spec, _TORCH_PRECISIONS)
     _check_plain(spec, *_HAD.get(spec.impl, ()))
 
 
 def not_predicted(spec: RunSpec) -> str:
     """Why a step is not worked out by arithmetic, and what to do."""
-    instead = "zeroviz rehearse" if spec.impl is Implementation.FSDP2 else "zeroviz run"
+    instead = "zeroviz rehearse" if can_rehearse(spec.impl) else "zeroviz run"
     return (
         f"impl is {spec.impl.value!r}, whose order is its own and not worked out by arithmetic; use "
         f"`{instead} --impl {spec.impl.value}`, or impl own."
     )
 
 
-def _check_precision(spec: RunSpec, allowed: tuple[Precision, ...]) -> None:
-    if spec.precision not in allowed:
-        names = " or ".join(precision.value for precision in allowed)
+def _check_precision(spec: RunSpec) -> None:
+    if spec.precision not in PRECISIONS[spec.impl]:
+        names = " or ".join(precision.value for precision in PRECISIONS[spec.impl])
         raise SpecError(
             f"precision is {spec.precision.value!r} with impl {spec.impl.value}, where it is not built here; use "
             f"{names}, or impl own."
@@ -123,8 +138,8 @@ def _check_stage(spec: RunSpec) -> None:
     """What a stage of DeepSpeed's does not do, or does not look at."""
     if spec.strategy is Strategy.DDP and spec.precision is Precision.BF16_FP32GRAD:
         raise SpecError(
-            "precision is 'bf16-fp32grad' with impl deepspeed and strategy ddp, its stage 0, which has no fp32 gradients "
-            "of bf16 parameters; use zero1, zero2 or zero3, or precision bf16-mixed."
+            "precision is 'bf16-fp32grad' with impl deepspeed and strategy ddp, its stage 0, which has no fp32 "
+            "gradients of bf16 parameters; use zero1, zero2 or zero3, or precision bf16-mixed."
         )
     for name, has in (
         ("bucket_numel", spec.strategy is not Strategy.DDP and not _reduces_whole(spec)),

@@ -24,13 +24,15 @@ from zeroviz.capacities import DEFAULT_GPU, DEFAULT_RESERVE_NBYTES, parse_capaci
 from zeroviz.command import command_line
 from zeroviz.errors import RunError, SpecError, ZerovizError
 from zeroviz.heatmap import HeatMap, Upward, build_heatmap
+from zeroviz.implementations import can_rehearse
 from zeroviz.models import PRESETS, ModelShape
 from zeroviz.peak import peak_of
 from zeroviz.predict import predict
 from zeroviz.quantity import format_nbytes
 from zeroviz.rank_trace import alike
 from zeroviz.scene import Reference, Scene, build_scene
-from zeroviz.spec import DType, Offload, Optimizer, Precision, RunSpec, Strategy, UnitKind, Zero1Form
+from zeroviz.settings import BackwardPrefetch
+from zeroviz.spec import DType, Implementation, Offload, Optimizer, Precision, RunSpec, Strategy, UnitKind, Zero1Form
 from zeroviz.timeline import Timeline, build_timeline, distinct_ranks
 from zeroviz.toggles import TOGGLES, applies, largest, settle, spec_of
 from zeroviz.trace import Trace
@@ -57,6 +59,7 @@ class Explorer(HasTraits):
     """
 
     model = Instance(ModelShape)
+    impl = UseEnum(Implementation, default_value=Implementation.OWN)
     strategy = UseEnum(Strategy, default_value=Strategy.ZERO3)
     ranks = Int(4)
     shard_ranks = Int(None, allow_none=True)
@@ -76,6 +79,15 @@ class Explorer(HasTraits):
     zero1_form = UseEnum(Zero1Form, default_value=Zero1Form.REDUCE_SCATTER)
     prefetch = Int(0)
     async_reduce = Bool(False)
+    bucket_nbytes = Int(None, allow_none=True)
+    bucket_view = Bool(None, allow_none=True)
+    bucket_numel = Int(None, allow_none=True)
+    persistence_numel = Int(None, allow_none=True)
+    reduce_dtype = UseEnum(DType, default_value=None, allow_none=True)
+    reshard_ranks = Int(None, allow_none=True)
+    use_orig_params = Bool(None, allow_none=True)
+    backward_prefetch = UseEnum(BackwardPrefetch, default_value=None, allow_none=True)
+    limit_all_gathers = Bool(None, allow_none=True)
 
     zoom = Bool(False)
     rank = Int(0)
@@ -210,9 +222,15 @@ class Explorer(HasTraits):
             return ""
         return (
             f"Prediction only: the ranks together need {format_nbytes(need)} at the peak and this machine has "
-            f"{format_nbytes(total)} of memory, so its CPUs cannot run it. In a terminal, "
-            f"`{command_line('rehearse', self.spec)}` runs the same code on tensors without memory."
+            f"{format_nbytes(total)} of memory, so its CPUs cannot run it.{self._rehearsal}"
         )
+
+    @property
+    def _rehearsal(self) -> str:
+        if not can_rehearse(self.spec.impl):
+            return ""
+        line = command_line("rehearse", self.spec)
+        return f" In a terminal, `{line}` runs the same code on tensors without memory."
 
     @property
     def other_run(self) -> str:

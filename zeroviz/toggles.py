@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from zeroviz.implementations import PAIRS, PRECISIONS, has_option
 from zeroviz.models import Family, ModelShape
 from zeroviz.partition import plan_for
 from zeroviz.precision import WHOLE_BUFFER_PRECISIONS
+from zeroviz.settings import SETTINGS, Settings
 from zeroviz.spec import (
     Checkpointing,
+    Implementation,
     Offload,
     Optimizer,
     Precision,
@@ -21,14 +24,16 @@ from zeroviz.spec import (
 )
 
 TOGGLES = (
-    "model", "strategy", "ranks", "shard_ranks", "precision", "unit", "blocks", "batch", "seq", "optimizer",
+    "model", "impl", "strategy", "ranks", "shard_ranks", "precision", "unit", "blocks", "batch", "seq", "optimizer",
     "grad_dtype", "checkpointing", "region", "offload", "accumulation", "no_sync", "clip_norm", "zero1_form",
-    "prefetch", "async_reduce",
+    "prefetch", "async_reduce", *SETTINGS,
 )  # fmt: skip
 """blocks: transformer blocks a unit when `unit` is BLOCK, else 1. checkpointing: whether blocks are recomputed in
-backward, and region how many of them together, else 1. All others are fields of RunSpec."""
+backward, and region how many of them together, else 1. Those of SETTINGS are an implementation's own; None is its
+default. All others are fields of RunSpec."""
 MAX_ACCUMULATION = 64
 _CALLED = {
+    "impl": "the implementation",
     "region": "what is recomputed together",
     "no_sync": "when gradients are reduced",
     "shard_ranks": "a shard group",
@@ -40,15 +45,23 @@ _CALLED = {
 
 def spec_of(toggles: Mapping[str, Any]) -> RunSpec:
     """The RunSpec that the toggles ask for. Raises SpecError for what does not go together."""
-    fields = {name: toggles[name] for name in TOGGLES if name not in ("unit", "blocks", "checkpointing", "region")}
+    apart = ("unit", "blocks", "checkpointing", "region", *SETTINGS)
+    fields = {name: toggles[name] for name in TOGGLES if name not in apart}
     unit = UnitPolicy(toggles["unit"], toggles["blocks"])
     checkpointing = Checkpointing(toggles["region"] if toggles["checkpointing"] else 0)
-    return RunSpec(unit=unit, checkpointing=checkpointing, **fields)
+    settings = Settings(**{name: toggles[name] for name in SETTINGS})
+    return RunSpec(unit=unit, checkpointing=checkpointing, settings=settings, **fields)
 
 
 def applies(name: str, toggles: Mapping[str, Any]) -> bool:
     """Whether a toggle means anything as the others stand."""
     strategy: Strategy = toggles["strategy"]
+    impl: Implementation = toggles["impl"]
+    if name in SETTINGS:
+        of_stage_3 = name in ("persistence_numel", "reshard_ranks")
+        return impl in SETTINGS[name].library and (strategy is Strategy.ZERO3 or not of_stage_3)
+    if not has_option(impl, name):
+        return False
     meaning: dict[str, bool] = {
         "blocks": toggles["unit"] is UnitKind.BLOCK,
         "region": toggles["checkpointing"],
@@ -87,7 +100,6 @@ def settle(wanted: dict[str, Any], given: Mapping[str, Any]) -> list[str]:
     What was given is left as it is: if it is wrong, RunSpec refuses it.
     """
     model: ModelShape = wanted["model"]
-    strategy: Strategy = wanted["strategy"]
     notes: list[str] = []
 
     def follow(name: str, value: Any, why: str) -> None:
@@ -97,6 +109,8 @@ def settle(wanted: dict[str, Any], given: Mapping[str, Any]) -> list[str]:
                 shown = _shown(name, value)
                 notes.append(f"{_CALLED.get(name, name)} is now {shown}: {why}.")
 
+    _settle_implementation(wanted, given, follow)
+    strategy: Strategy = wanted["strategy"]
     _settle_groups(wanted, follow)
     if strategy.has_whole_buffer:
         _settle_whole_buffer(wanted, follow)
@@ -167,3 +181,29 @@ def _shown(name: str, value: Any) -> str:
     if value is None:
         return {"grad_dtype": "the precision's", "clip_norm": "off"}.get(name, "as usual")
     return str(getattr(value, "value", value))
+
+
+_PLAIN: Mapping[str, Any] = {
+    "grad_dtype": None, "checkpointing": False, "offload": Offload.NONE, "accumulation": 1, "clip_norm": None,
+    "prefetch": 0, "async_reduce": False, "zero1_form": Zero1Form.REDUCE_SCATTER,
+}  # fmt: skip
+"""Options of our own code where they are not set."""
+
+
+def _settle_implementation(wanted: dict[str, Any], given: Mapping[str, Any], follow: Follow) -> None:
+    """Strategy and implementation follow each other, whichever was given; the rest follows the implementation."""
+    impl: Implementation = wanted["impl"]
+    if wanted["strategy"] not in PAIRS[impl]:
+        if "impl" in given and PAIRS[impl]:
+            follow("strategy", PAIRS[impl][0], f"{impl.label} has no {wanted['strategy'].label}")
+        else:
+            follow("impl", Implementation.OWN, f"{impl.label} has no {wanted['strategy'].label}")
+            impl = wanted["impl"]
+    if wanted["precision"] not in PRECISIONS[impl]:
+        follow("precision", PRECISIONS[impl][0], f"{impl.label} has no {wanted['precision'].value} here")
+    for name, plain in _PLAIN.items():
+        if not has_option(impl, name):
+            follow(name, plain, f"it is not built here for {impl.label}")
+    for name in SETTINGS:
+        if not applies(name, wanted):
+            follow(name, None, "")

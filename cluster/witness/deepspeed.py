@@ -1,10 +1,10 @@
 """DeepSpeed's engine, stages 0 to 3, on the process group that is there: no launcher, and nothing is compiled.
 
-[Note: a step] The engine drops gradients by itself when its step is over, so that none are held at rest but stage 3's flat
-buffer and, where bf16 parameters have fp32 gradients under stage 1, those of the whole model. Its `step` is called after
-each micro-batch; only the last one's updates anything.
+[Note: a step] The engine drops gradients by itself when its step is over, so that none are held at rest but stage 3's
+flat buffer and, where bf16 parameters have fp32 gradients under stage 1, those of the whole model. Its `step` is called
+after each micro-batch; only the last one's updates anything.
 
-[Note: warm steps] Stage 3 learns in its first two steps in which order modules run, and gathers ahead from the third on.
+[Note: warm steps] Stage 3 learns in its first two steps in which order modules run, and gathers ahead from then on.
 
 [Note: names] Gradients and gathered parameters lie in buffers that live for a part of the step. They get their names
 from hooks of ours, which come after the library's own: on each module's forward, and on each parameter's gradient.
@@ -12,13 +12,14 @@ from hooks of ours, which come after the library's own: on each module's forward
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 from weakref import finalize
 
 import torch
 from torch import Tensor, nn
 
+from cluster.meter import Meter
 from cluster.own.optimizer import make_optimizer
 from cluster.own.step import STEP_COUNTER
 from cluster.witness.deepspeed_engine import engine_for, forget, quiet
@@ -40,7 +41,7 @@ class DeepSpeed(PlainSteps):
         self._engine = engine_for(plain, base, self.spec)
         finalize(self, forget, self._engine)
         self._zero: Any = self._engine.optimizer  # the library's own around `base`; under stage 0 in fp32 `base`
-        self._name_buffers()
+        self._names = _Names(self.spec.strategy, self.meter, plain, self._zero)
         return self._engine, base
 
     def step(self) -> float:
@@ -52,32 +53,26 @@ class DeepSpeed(PlainSteps):
                 self.places.at(Phase.OPTIMIZER, OpKind.OPTIMIZER_STEP.value)
                 self._engine.step()
         if self.spec.strategy is Strategy.ZERO3:
-            self.tag(self._whole(), Category.UNSHARDED_PARAM)
+            self.tag(self._names.whole(), Category.UNSHARDED_PARAM)
         self.counted.sent.clear()  # else they would be held
         return loss
 
     def backward(self, loss: Tensor) -> None:
         self._engine.backward(loss)
 
+    def tag_gradients(self) -> None:
+        super().tag_gradients()
+        self.tag(self._names.owned_gradients(), Category.SHARDED_GRAD)
+
     def held_tensors(self) -> Iterator[tuple[Tensor, Category]]:
-        yield from self._parameters_and_gradients()
-        for value in self._numbers():
-            yield value, Category.TEMPORARY
-        for name, value in self.optimizer_state():
-            if name != STEP_COUNTER:
-                yield value, Category.OPTIMIZER_STATE
-
-    def padding_nbytes(self) -> int:
-        return padding_nbytes(self.spec, self.comm.rank)
-
-    def _parameters_and_gradients(self) -> Iterator[tuple[Tensor, Category]]:
         zero = self._zero
         if self.spec.strategy is Strategy.ZERO3:
             for parameter in self.plain.parameters():
-                yield parameter.ds_tensor, Category.SHARDED_PARAM
+                shard: Tensor = parameter.ds_tensor  # type: ignore[attr-defined]
+                yield shard, Category.SHARDED_PARAM
             yield zero.grad_partitions_flat_buffer, Category.SHARDED_GRAD
-            yield from ((bucket, Category.BUCKET) for bucket in self._buckets())
-        yield from ((parameter, Category.UNSHARDED_PARAM) for parameter in self._whole())
+            yield from ((bucket, Category.BUCKET) for bucket in self._names.buckets())
+        yield from ((parameter, Category.UNSHARDED_PARAM) for parameter in self._names.whole())
         for parameter in self.plain.parameters():
             if parameter.grad is not None:
                 yield parameter.grad, Category.UNSHARDED_GRAD
@@ -86,47 +81,71 @@ class DeepSpeed(PlainSteps):
                 yield master, Category.MASTER_PARAM
         for grad in getattr(zero, "fp32_groups_gradients_flat", ()):
             yield grad, Category.UNSHARDED_GRAD
+        for name in ("_global_grad_norm", "inf_or_nan_tracker"):  # the last gradient's norm, and stage 3's flag
+            if isinstance(number := getattr(zero, name, None), Tensor):
+                yield number, Category.TEMPORARY
+        for name, value in self.optimizer_state():
+            if name != STEP_COUNTER:
+                yield value, Category.OPTIMIZER_STATE
 
-    def _whole(self) -> Iterator[Tensor]:
+    def padding_nbytes(self) -> int:
+        return padding_nbytes(self.spec, self.comm.rank)
+
+
+class _Names:
+    """See [Note: names]. The hooks know this and not the steps, which could not go while they are held from there."""
+
+    def __init__(self, strategy: Strategy, meter: Meter, plain: PlainModel, zero: Any) -> None:
+        self._strategy, self._meter, self._plain, self._zero = strategy, meter, plain, zero
+        if strategy is Strategy.DDP:
+            return  # gradients are tensors of their own till the step
+        for parameter in plain.parameters():
+            parameter.register_post_accumulate_grad_hook(self._gradient_is_there)  # type: ignore[no-untyped-call]
+        if strategy is Strategy.ZERO3:
+            for module in plain.modules():
+                module.register_forward_pre_hook(self._parameters_are_there)
+
+    def whole(self) -> Iterator[Tensor]:
         """The parameters that are whole now."""
-        return (parameter for parameter in self.plain.parameters() if parameter.untyped_storage().nbytes())
+        return (parameter for parameter in self._plain.parameters() if parameter.untyped_storage().nbytes())
 
-    def _buckets(self) -> Iterator[Tensor]:
+    def buckets(self) -> Iterator[Tensor]:
         """The buffers that gradients are reduced in, where they stand now."""
         for bucket in getattr(self._zero, "ipg_buckets", {}).values():
             yield from bucket.buffer if isinstance(bucket.buffer, list) else [bucket.buffer]
 
-    def _numbers(self) -> Iterator[Tensor]:
-        """The norm of the last gradient, and stage 3's flag of overflow."""
-        for name in ("_global_grad_norm", "inf_or_nan_tracker"):
-            value = getattr(self._zero, name, None)
-            if isinstance(value, Tensor):
-                yield value
-
-    def _name_buffers(self) -> None:
-        """See [Note: names]."""
-        if self.spec.strategy is Strategy.DDP:
-            return  # gradients are tensors of their own till the step
-        for parameter in self.plain.parameters():
-            parameter.register_post_accumulate_grad_hook(self._gradient_is_there)
-        if self.spec.strategy is Strategy.ZERO3:
-            for module in self.plain.modules():
-                module.register_forward_pre_hook(self._parameters_are_there)
+    def owned_gradients(self) -> Iterator[Tensor]:
+        """Of stages 1 and 2, between the reduction and the update."""
+        for name in ("averaged_gradients", "all_grad_tensors"):
+            for gradients in getattr(self._zero, name, {}).values():
+                yield from gradients or ()
 
     def _gradient_is_there(self, parameter: Tensor) -> None:
-        self.tag(self._buckets(), Category.BUCKET)
-        if self.spec.strategy is Strategy.ZERO1 and parameter.grad is not None:
-            self.meter.tag(parameter.grad, Category.UNSHARDED_GRAD)
-        if self.spec.strategy is Strategy.ZERO3:
-            self.tag(self._whole(), Category.UNSHARDED_PARAM)
+        self._tag(self.buckets(), Category.BUCKET)
+        if self._strategy is Strategy.ZERO1 and parameter.grad is not None:
+            self._tag([parameter.grad], Category.UNSHARDED_GRAD)
+        if self._strategy is Strategy.ZERO3:
+            self._tag(self.whole(), Category.UNSHARDED_PARAM)
 
     def _parameters_are_there(self, module: nn.Module, inputs: Any) -> None:
-        self.tag(self._whole(), Category.UNSHARDED_PARAM)
+        self._tag(self.whole(), Category.UNSHARDED_PARAM)
+        for under_way in self._plain.ds_inflight_param_registry.values():  # type: ignore[operator]
+            for handle in getattr(under_way, "handles", (under_way,)):
+                self._tag(getattr(handle, "partitions", ())[:1], Category.ALL_GATHER_BUFFER)
+
+    def _tag(self, tensors: Iterable[Tensor], category: Category) -> None:
+        for tensor in tensors:
+            self._meter.tag(tensor, category)
 
 
-_MASTERS = ("single_partition_of_fp32_groups", "fp32_groups_flat_partition", "fp32_partitioned_groups_flat", "fp32_groups")
-"""Under which name each of the library's optimizers has its masters: stages 1 and 2, stage 1 with fp32 gradients, stage 3,
-and stage 0, which has one for each parameter."""
+_MASTERS = (
+    "single_partition_of_fp32_groups",
+    "fp32_groups_flat_partition",
+    "fp32_partitioned_groups_flat",
+    "fp32_groups",
+)
+"""What each of the library's optimizers calls its masters: stages 1 and 2, stage 1 with fp32 gradients, stage 3, and
+stage 0, which has one for each parameter."""
 
 
 def _flat(groups: Any) -> Iterator[Tensor]:

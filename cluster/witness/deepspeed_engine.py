@@ -1,9 +1,9 @@
 """What DeepSpeed is told before it runs in a process that is not its own, and what is taken back afterwards.
 
-[Note: nothing is compiled] DeepSpeed compiles some of its operators with the machine's C++ compiler where they are first
-used. On the way of a training step there is one: an all-reduce through shared memory, for CPU ranks of one machine, made
-where the process group is joined, half a minute of work. Here it is declared incompatible before. Its own Adam would be
-compiled as well; the optimizers are torch's, which it takes as "untested" ones.
+[Note: nothing is compiled] DeepSpeed compiles some of its operators with the machine's C++ compiler where they are
+first used. On the way of a training step there is one: an all-reduce through shared memory, for CPU ranks of one
+machine, made where the process group is joined, half a minute of work. Here it is declared incompatible before. Its own
+Adam would be compiled as well; the optimizers are torch's, which it takes as "untested" ones.
 
 [Note: left in the process] DeepSpeed keeps in its modules' globals what it finds: the process group and its copies of
 it, and under stage 3 the model, once in a stack and once for each module in the cache of a method; with the model stay
@@ -21,13 +21,18 @@ import inspect
 import logging
 import os
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from functools import wraps
+from io import StringIO
 from typing import Any
 
 import torch
 from torch import nn
+from torch.profiler import record_function
 
+from cluster.collectives import SETTLED_RANGE, Collectives
+from cluster.collectives import _num_owners as count_owners
 from zeroviz.settings import value_of
 from zeroviz.spec import Precision, RunSpec, Strategy
 
@@ -75,20 +80,44 @@ def config_of(spec: RunSpec) -> dict[str, Any]:
     return config
 
 
-def join(rank: int, device: torch.device) -> None:
+def join(comm: Collectives, device: torch.device) -> None:
     """Let DeepSpeed find the process group of this run, and make its copy of it."""
     logging.getLogger("DeepSpeed").setLevel(logging.CRITICAL)
-    os.environ["LOCAL_RANK"] = str(rank)  # its launcher would set it
+    os.environ["LOCAL_RANK"] = str(comm.rank)  # its launcher would set it
     set_accelerator(CPU_Accelerator() if device.type == "cpu" else CUDA_Accelerator())
     deepspeed.ops.__compatible_ops__ = {"deepspeed_shm_comm": False}
-    forget()
+    _forget_group()
     deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
+    for name in ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor"):
+        setattr(deepspeed_comm.cdb, name, _settled(getattr(deepspeed_comm.cdb, name), comm))
     groups._clone_world_group()
+
+
+def _settled(call: Callable[..., Any], comm: Collectives) -> Callable[..., Any]:
+    """The backend's `call`, which in a metered step is not over before gloo has let go of what it was given and of its
+    copies: see [Note: at once] in `cluster.collectives`. One that is waited for later still holds what it was given."""
+
+    @wraps(call)
+    def settled(*args: Any, **kwargs: Any) -> Any:
+        settling = comm.settling
+        if settling is None:
+            return call(*args, **kwargs)
+        tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
+        before, num_owners = settling.counter(), count_owners(tensors)
+        work = call(*args, **kwargs)
+        if work is None:
+            settling.until(lambda: count_owners(tensors) <= num_owners)
+        if (live := settling.down_to(before)) is not None:
+            with record_function(f"{SETTLED_RANGE}{live}"):
+                pass
+        return work
+
+    return settled
 
 
 def engine_for(model: nn.Module, optimizer: torch.optim.Optimizer, spec: RunSpec) -> Any:
     """The engine around `model`, whose parameters it takes over. Call it, then its `backward`, then its `step`."""
-    with quiet():
+    with quiet(), redirect_stdout(StringIO()):  # one of its optimizers prints what memory the machine has
         engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config_of(spec))
     return engine
 
@@ -102,11 +131,14 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def forget(engine: Any = None) -> None:
-    """Drop what is kept of the run so far. See [Note: left in the process]."""
-    if engine is not None:
-        engine.destroy()
+def forget(engine: Any) -> None:
+    """Drop what is kept of the engine's run. See [Note: left in the process]."""
+    engine.destroy()
     _released.cache_clear()
     parameter_offload.FWD_MODULE_STACK.clear()
+    _forget_group()
+
+
+def _forget_group() -> None:
     deepspeed_comm.cdb = None
     groups._release_process_group_references()

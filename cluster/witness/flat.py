@@ -27,6 +27,7 @@ from torch.utils.hooks import RemovableHandle
 from cluster.collectives import SETTLED_RANGE, Collectives
 from cluster.meter import Meter
 from cluster.model import SublayerModule
+from cluster.settle import Settling
 from cluster.witness.plain import Places, PlainModel, PlainSegment
 from zeroviz.schedule import OpKind, Phase
 from zeroviz.trace import Category
@@ -45,9 +46,9 @@ class Naming(TorchFunctionMode):
         torch.empty_like: Category.SHARDED_GRAD,
     }
 
-    def __init__(self, meter: Meter) -> None:
+    def __init__(self, meter: Meter, copies: Copies) -> None:
         super().__init__()
-        self._meter = meter
+        self._meter, self._copies = meter, copies
 
     def begin(self) -> None:
         self.__enter__()  # type: ignore[no-untyped-call]
@@ -58,6 +59,8 @@ class Naming(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if func in (Tensor.div_, Tensor.to):
+            self._copies.goes_on(divides=func is Tensor.div_)
         result = func(*args, **(kwargs or {}))
         if (category := self.CATEGORY.get(func)) is not None:
             self._meter.tag(result, category)
@@ -73,17 +76,29 @@ class Copies:
 
     def __init__(self, comm: Collectives, instances: Sequence[Instance]) -> None:
         self._comm, self._instances = comm, instances
-        self._others_nbytes: int | None = None
+        self._others_nbytes = 0
+        self._divided_nbytes: int | None = None
 
     def begin(self) -> None:
-        settling = self._comm.settling
-        self._others_nbytes = None if settling is None else settling.counter() - self._held_nbytes()
+        if (settling := self._comm.settling) is not None:
+            self._others_nbytes = settling.counter() - self._held_nbytes()
+            self._divided_nbytes = None
 
     def end(self) -> None:
-        settling = self._comm.settling
-        if settling is None or self._others_nbytes is None:
+        if (settling := self._comm.settling) is not None:
+            self._wait(settling, self._others_nbytes + self._held_nbytes())
+
+    def goes_on(self, *, divides: bool) -> None:
+        """A gradient is about to be divided or cast. FSDP divides before it sends and makes nothing till it goes on."""
+        if (settling := self._comm.settling) is None:
             return
-        live = settling.down_to(self._others_nbytes + self._held_nbytes())
+        if self._divided_nbytes is not None:
+            self._wait(settling, self._divided_nbytes)
+        elif divides:
+            self._divided_nbytes = settling.counter()
+
+    def _wait(self, settling: Settling, nbytes: int) -> None:
+        live = settling.down_to(nbytes)
         if live is not None:
             with record_function(f"{SETTLED_RANGE}{live}"):
                 pass

@@ -86,7 +86,8 @@ class FSDP1(PlainSteps):
         if root._has_params:
             rest = next(unit for unit in units if len(plan.units) == 1 or units.count(unit) > 1)
             self.instances.append(Instance(plan.units[rest].name, root, plain))
-        naming, copies = Naming(self.meter), Copies(self.comm, self.instances)
+        copies = Copies(self.comm, self.instances)
+        naming = Naming(self.meter, copies)
         for position, instance in enumerate(self.instances):
             near = self.instances[max(position - 1, 0) : position + 1]  # backward gathers the one before ahead
             self._marks.append(Marks(instance, near, self.places, naming, copies))

@@ -1,9 +1,4 @@
-"""torch's FullyShardedDataParallel as a witness: it trains what one process trains, and its live run is the arithmetic.
-
-[Note: late copies] FSDP1 calls torch.distributed itself and waits for nothing but the result, so gloo's thread lets
-its working copies go when it gets to it. They are no part of what the step holds; the machine's peak, which has them,
-may so be higher by one of them than predicted, and `compare` says why.
-"""
+"""torch's FullyShardedDataParallel as a witness: it trains what one process trains, and its run is the arithmetic."""
 
 from __future__ import annotations
 
@@ -25,7 +20,7 @@ from cluster.steps import steps_of
 from cluster.text import load_batch
 from cluster.witness.fsdp1 import FSDP1
 from cluster.witness.plain import PlainSegment
-from tests.dist.plain_steps import CPU, live, rest, turns
+from tests.dist.plain_steps import CPU, assert_as_predicted, live
 from tests.dist.ranks import RankPool
 from tests.dist.test_parity import BF16_SUM_BOUND, BOUND, NUM_STEPS, distance, reference
 from zeroviz.causes import is_unexplained
@@ -36,7 +31,7 @@ from zeroviz.partition import padding_numel, plan_for
 from zeroviz.predict import predict
 from zeroviz.settings import BackwardPrefetch, Settings, value_of
 from zeroviz.spec import DType, Implementation, Optimizer, Precision, RunSpec, Strategy, UnitPolicy
-from zeroviz.trace import Category, RankTrace, Trace, rank_from_dict
+from zeroviz.trace import Category, Trace, rank_from_dict
 from zeroviz.witness.flat import flat_units
 
 TINY, LLAMA = PRESETS["tiny"], PRESETS["tiny-llama"]
@@ -149,32 +144,6 @@ def test_mixed_precision_trains_as_one_process_with_the_same_casts(
 
 
 # ---- it is predicted ----
-
-
-def assert_as_predicted(measured: Trace) -> None:
-    """Every rank holds, does and sends what the arithmetic says, to the byte; gloo's copies, see the note, and kernels'
-    scratch in bf16 left out."""
-    spec = measured.spec
-    exact = spec.recipe.compute is DType.FP32
-    predicted = predict(spec)
-    for want, got in zip(predicted.ranks, measured.ranks, strict=True):
-        what = (spec, got.rank)
-        assert rest(got) == rest(want), what
-        assert got.step_counter_nbytes == want.step_counter_nbytes, what
-        assert got.padding_nbytes == want.padding_nbytes, what
-        assert got.collectives == want.collectives, what
-        assert got.peak() == want.peak(), what
-        assert got.leftover() == {}, what
-        ours, theirs = (turns(of_the_step(trace), with_scratch=exact) for trace in (want, got))
-        assert ours == theirs, what
-        reading = got.allocator
-        assert reading is not None and reading.unattributed_nbytes == 0, what
-        assert reading.rest_nbytes == got.rest_nbytes + got.step_counter_nbytes, what
-    assert compare(predicted, measured).unexplained == (), spec
-
-
-def of_the_step(rank: RankTrace) -> list[Any]:
-    return [event for event in rank.events if event.category is not Category.BACKEND_COPY]
 
 
 @MODELS

@@ -42,7 +42,7 @@ MIXED = Precision.FSDP_MIXED
 
 def mixed_reference(spec: RunSpec) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """(trained, initial) parameters of one process with FSDP's casts: fp32 masters, bf16 copies that are computed with,
-    each rank's bf16 gradient cast to the dtype of the reduction, summed in rank order and divided, then cast to fp32."""
+    each rank's bf16 gradient cast to the dtype of the reduction, summed in rank order, divided, and cast to fp32."""
     torch.set_num_threads(1)
     wire = TORCH_DTYPE[value_of(spec.settings, "reduce_dtype", spec.impl) or spec.recipe.compute]
     model = Reference(spec.model, spec.seed, TORCH_DTYPE[spec.recipe.compute])

@@ -2,13 +2,15 @@
 
 Ring bytes a rank sends, times (N-1)/N, with P padded parameters a unit: DDP's all-reduce 2P; ZeRO-1 and ZeRO-2
 reduce-scatter + all-gather P + P; ZeRO-1's naive form all-reduce + all-gather 2P + P; ZeRO-3 gathers twice and
-reduce-scatters once, 3P (ZeRO, arXiv 1910.02054, section 7).
+reduce-scatters once, 3P (ZeRO, arXiv 1910.02054, section 7). HYBRID_SHARD: ZeRO-3's 3P times (G-1)/G in the group, and
+an all-reduce of P/G across R groups, 2 (R-1)/R of it. Megatron's optimizer: ZeRO-1's P + P, in two calls.
 """
 
 from __future__ import annotations
 
 import json
 import tempfile
+from collections import Counter
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from cluster.own.step import Executor
 from cluster.rank import RankJob, joined_group
 from tests.dist.ranks import RankPool
 from tests.dist.test_parity import strategies
-from zeroviz.collectives import CollectiveOp
+from zeroviz.collectives import CollectiveOp, Group
 from zeroviz.models import PRESETS
 from zeroviz.partition import plan_for
 from zeroviz.predict import predict
@@ -82,6 +84,31 @@ def test_predicted_seam_and_torch_agree(rank_pool: RankPool, model: str, precisi
             assert tuple(seam) == predicted.ranks[rank].collectives
             # The same calls in the same order: nothing more was sent, nothing less.
             assert [(c.op.value, c.dtype, c.payload_nbytes) for c in seam] == torch_calls, (rank, spec.strategy)
+
+
+@pytest.mark.parametrize("settings", [{}, {"accumulation": 2}, {"async_reduce": True, "prefetch": 1}], ids=str)
+def test_hybrid_sends_in_its_group_and_across_groups(rank_pool: RankPool, settings: dict[str, Any]) -> None:
+    """Four ranks in two groups: as torch saw them, two gathers and a reduce-scatter of a unit, then its half summed.
+
+    W padded elements of a unit: payloads 4 W, 4 W, 4 W and 4 W / 2, in groups of two ranks each.
+    """
+    spec = RunSpec(
+        model=PRESETS["tiny"], strategy=Strategy.HYBRID_SHARD, ranks=4, shard_ranks=2, clip_norm=0.5, **settings
+    )
+    micro_batches = spec.accumulation
+    expected: Counter[tuple[str, str, int]] = Counter({("all_reduce", "fp32", 4): 1})  # the norm
+    for unit in plan_for(spec).units:
+        whole = 4 * (unit.numel + unit.numel % 2)
+        expected["all_gather", "fp32", whole] += 2 * micro_batches
+        expected["reduce_scatter", "fp32", whole] += micro_batches
+        expected["all_reduce", "fp32", whole // 2] += micro_batches
+    predicted = predict(spec)
+    for rank, (seam, torch_calls) in enumerate(rank_pool.run(profiled_step, spec)):
+        assert tuple(seam) == predicted.ranks[rank].collectives
+        assert Counter(torch_calls) == expected
+        assert [(c.op.value, c.dtype, c.payload_nbytes) for c in seam] == torch_calls
+        across = {c.payload_nbytes for c in seam if c.group is Group.REPLICA}
+        assert across == {2 * (unit.numel + unit.numel % 2) for unit in plan_for(spec).units}
 
 
 PASSES: list[tuple[dict[str, Any], int]] = [

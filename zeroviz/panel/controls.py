@@ -10,9 +10,10 @@ from typing import Any
 
 import ipywidgets as widgets  # type: ignore[import-untyped]
 
+from zeroviz.implementations import PRECISIONS
 from zeroviz.models import PRESETS, Family, ModelShape
-from zeroviz.precision import OWN_PRECISIONS
-from zeroviz.spec import DType, Offload, Optimizer, Strategy, UnitKind, Zero1Form
+from zeroviz.settings import MIB, SETTINGS, BackwardPrefetch
+from zeroviz.spec import DType, Implementation, Offload, Optimizer, Precision, Strategy, UnitKind, Zero1Form
 from zeroviz.state import Explorer
 from zeroviz.toggles import group_choices
 from zeroviz.wording import parameters_text
@@ -29,6 +30,7 @@ UNSET = ""
 _CLIPS: tuple[tuple[str, Any], ...] = (("off", UNSET), ("0.1", 0.1), ("1", 1.0), ("10", 10.0))
 _UNITS = (("whole model", UnitKind.MODEL), ("block", UnitKind.BLOCK), ("layer", UnitKind.LAYER))
 _DESCRIPTIONS = {
+    "impl": ("code", "Whose code runs the step: our own, or a library's"),
     "strategy": ("strategy", "What is sharded: nothing, optimizer state, gradients too, parameters too"),
     "ranks": ("ranks", "Processes in the group, each with its own bars"),
     "shard_ranks": ("group", "Ranks that shard together; the groups are copies of one another; for HYBRID_SHARD"),
@@ -49,6 +51,15 @@ _DESCRIPTIONS = {
     "zero1_form": ("gradient by", "How ZeRO-1 brings the gradient to its owner; for ZeRO-1"),
     "prefetch": ("prefetch", "Units gathered ahead of the one in use; where parameters are sharded"),
     "async_reduce": ("", "Let a unit's gradient reduction overlap the next unit's backward"),
+    "bucket_nbytes": ("bucket", "Bytes of a gradient bucket"),
+    "bucket_view": ("gradients", "Gradients beside their buckets, or views into them"),
+    "bucket_numel": ("bucket", "Elements of a gradient bucket"),
+    "persistence_numel": ("keep whole", "Parameters of fewer elements are not sharded"),
+    "reduce_dtype": ("reduce in", "Number format in which gradients are reduced"),
+    "reshard_ranks": ("reshard to", "Among how many ranks a unit is left after its forward"),
+    "use_orig_params": ("parameters", "One flat parameter a unit, or each a tensor of its own inside it"),
+    "backward_prefetch": ("gather ahead", "When the next unit of backward is gathered"),
+    "limit_all_gathers": ("gathers", "Whether gathered units may wait for a GPU in any number"),
     "zoom": (
         "axis",
         "Where the axis ends: at DDP's peak, to compare strategies, or at the longest bar, to see more",
@@ -63,10 +74,11 @@ class Controls:
         self._state = state
         self._showing = False
         self.widget: dict[str, Any] = {
+            "impl": widgets.Dropdown(options=[(_impl_words(impl), impl) for impl in Implementation]),
             "strategy": _buttons((strategy.label, strategy) for strategy in Strategy),
             "ranks": widgets.SelectionSlider(options=RANKS),
             "shard_ranks": widgets.SelectionSlider(options=(1,)),
-            "precision": _buttons((recipe.value, recipe) for recipe in OWN_PRECISIONS),
+            "precision": _buttons((recipe.value, recipe) for recipe in Precision),
             "model": widgets.Dropdown(options=[(_model_words(model), model) for model in PRESETS.values()]),
             "unit": _buttons(_UNITS),
             "blocks": widgets.IntSlider(min=1, max=1),
@@ -83,6 +95,7 @@ class Controls:
             "zero1_form": _buttons((form.value, form) for form in Zero1Form),
             "prefetch": widgets.IntSlider(min=0, max=1),
             "async_reduce": widgets.Checkbox(description="overlap reduction and compute", indent=False),
+            **{name: _buttons((("as usual", UNSET),)) for name in SETTINGS},
             "zoom": _buttons((("to DDP's peak", False), ("to the longest bar", True))),
         }
         for name in leave_out:
@@ -128,6 +141,8 @@ class Controls:
                 self.widget["prefetch"].max = max(state.prefetch, state.largest("prefetch"))
                 _offer(self.widget["ranks"], RANKS, state.ranks)
                 _offer(self.widget["shard_ranks"], group_choices(state.ranks), self._value("shard_ranks"))
+                self.widget["precision"].options = [(p.value, p) for p in PRECISIONS[state.impl]]
+                self._offer_settings()
                 _offer_clip(self.widget["clip_norm"], state.clip_norm)
                 _offer(self.widget["batch"], BATCHES, state.batch)
                 _offer(self.widget["accumulation"], ACCUMULATIONS, state.accumulation)
@@ -140,6 +155,18 @@ class Controls:
                     control.disabled = not state.applies(name)
             finally:
                 self._showing = False
+
+    def _offer_settings(self) -> None:
+        """Of an implementation's own settings only those that it has are on the page."""
+        for name, setting in SETTINGS.items():
+            if name not in self.widget:
+                continue
+            control, here = self.widget[name], self._state.impl in setting.library
+            control.layout.display = None if here else "none"
+            if here:
+                options = _setting_options(name, self._state)
+                if _pairs(control) != options:
+                    control.options = options
 
     def _value(self, name: str) -> Any:
         """What a control shows: the Explorer's value, and a strategy's own way where it is no choice."""
@@ -164,6 +191,36 @@ class Controls:
             else:
                 said[css_name(name)] = str(value)
         return said
+
+
+_USUAL: dict[str, tuple[int, ...]] = {
+    "bucket_nbytes": (2**16, 2**20, 25 * MIB),
+    "bucket_numel": (10**5, 10**6, 10**7, 10**8, 5 * 10**8),
+    "persistence_numel": (0, 10**3, 10**5),
+}
+
+
+def _setting_options(name: str, state: Explorer) -> tuple[tuple[str, Any], ...]:
+    """The library's default first; then what else there is, the present value included."""
+    setting, value = SETTINGS[name], getattr(state, name)
+    default = setting.defaults[state.impl]
+    usual = f"{_setting_words(default)}, as usual" if default is not None else "as usual"
+    if setting.kind is bool:
+        others: Iterable[Any] = (True, False)
+    elif setting.kind is int:
+        divisors = [number for number in group_choices(state.ranks) if 1 < number < state.ranks]
+        others = sorted({*(divisors if name == "reshard_ranks" else _USUAL[name]), *([] if value is None else [value])})
+    elif setting.kind is DType:
+        others = (DType.FP32, DType.BF16)
+    else:
+        others = tuple(BackwardPrefetch)
+    return ((usual, UNSET), *((_setting_words(other), other) for other in others if other != default or other == value))
+
+
+def _setting_words(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:,}" if isinstance(value, int) else str(value.value)
 
 
 def css_name(name: str) -> str:
@@ -200,6 +257,10 @@ def _seqs(model: ModelShape) -> tuple[int, ...]:
 
 def _optimizer_words(optimizer: Optimizer) -> str:
     return optimizer.value if optimizer.runs else f"{optimizer.value}, arithmetic only"
+
+
+def _impl_words(impl: Implementation) -> str:
+    return f"{impl.value}: {impl.label}"
 
 
 def _model_words(model: ModelShape) -> str:

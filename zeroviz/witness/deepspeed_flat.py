@@ -1,16 +1,16 @@
 """DeepSpeed's stages 0, 1 and 2 by arithmetic: a step, op by op.
 
-[Note: the bucket] `reduce_bucket_size` elements, whatever the model, from the first gradient to the end of backward. Under
-stage 2 a gradient is copied into it as soon as it is there, and dropped; under stage 1 all of them stay until backward is
-over, over all micro-batches, and are then copied in the order of the parameters. When the next one would not fit, what is
-in the bucket is divided by N, put together once more, all-reduced, and what falls into the rank's part copied back. So
-both stages all-reduce (2P, not the P of a reduce-scatter), and one of 5e8 elements (2 GB in fp32, 1 GB in bf16) outweighs
-what stage 2 saves on a model of fewer parameters. A gradient larger than the bucket goes by itself, cut where parts
-begin. (stage_1_and_2.py: `reduce_independent_p_g_buckets_and_remove_grads`, `average_tensor`.)
+[Note: the bucket] `reduce_bucket_size` elements, whatever the model, from the first gradient to the end of backward.
+Under stage 2 a gradient is copied into it as soon as it is there, and dropped; under stage 1 all of them stay until
+backward is over, over all micro-batches, and are then copied in the order of the parameters. When the next one would
+not fit, what is in the bucket is divided by N, put together once more, all-reduced, and what falls into the rank's part
+copied back. So both stages all-reduce (2P, not the P of a reduce-scatter), and a bucket of 5e8 elements (2 GB in fp32,
+1 GB in bf16) outweighs what stage 2 saves on a model of fewer parameters. A gradient larger than the bucket goes by
+itself, cut where parts begin. (stage_1_and_2.py: `reduce_independent_p_g_buckets_and_remove_grads`, `average_tensor`.)
 
 [Note: the owner's gradients] The rank keeps the gradients of all parameters its part touches, whole, in one buffer made
-with the first bucket that has one of them, and later puts its part of them together. fp32 gradients of bf16 parameters go
-into a buffer of exactly the part instead, and are summed there, but they are all-reduced in bf16.
+with the first bucket that has one of them, and later puts its part of them together. fp32 gradients of bf16 parameters
+go into a buffer of exactly the part instead, and are summed there, but they are all-reduced in bf16.
 
 [Note: one optimizer of its own] Stage 1 of bf16 parameters with fp32 gradients is another class: the fp32 gradients of
 the whole model are held for good, bf16 ones besides till the update is over, and all are reduced at once, in bf16.
@@ -41,7 +41,6 @@ class Stage0(Walk):
 
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)
-        self._added = Walk.fresh
         self._order = parameter_order(spec)
         self._num_before = 0
 
@@ -225,9 +224,7 @@ class Bucketed(Walk):
     def _pieces(self) -> list[int]:
         """Elements of each parameter in the rank's part, in order."""
         first, stop = self.rank * self.part, (self.rank + 1) * self.part
-        overlaps = (
-            min(start + shape.numel, stop) - max(start, first) for shape, start in self._start.items()
-        )
+        overlaps = (min(start + shape.numel, stop) - max(start, first) for shape, start in self._start.items())
         return [numel for numel in overlaps if numel > 0]
 
     @cached_property
@@ -240,8 +237,8 @@ class Bucketed(Walk):
         return start < (self.rank + 1) * self.part and start + shape.numel > self.rank * self.part
 
     def _slices(self, shapes: list[NamedShape]) -> list[tuple[int, int]]:
-        """(owner, elements) of what is in the bucket, cut where parts begin; neighbours of an owner are one, unless they
-        go into a buffer of this rank's by themselves."""
+        """(owner, elements) of what is in the bucket, cut where parts begin; neighbours of an owner are one, unless
+        they go into a buffer of this rank's by themselves."""
         cut: list[tuple[int, int]] = []
         for shape in shapes:
             start, stop = self._start[shape], self._start[shape] + shape.numel

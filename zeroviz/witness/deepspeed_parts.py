@@ -1,16 +1,16 @@
 """How DeepSpeed cuts a model: what each rank holds between steps, to the byte.
 
 [Note: flat groups] Under stages 1 and 2 all parameters lie in one flat tensor, whole on every rank, its end padded to a
-multiple of 2 N elements (`nccl_start_alignment_factor`). Rank r owns the r-th of N equal parts: of it the master, an fp32
-copy also where the parameters are fp32, and the moments. The last ranks own the padding. (deepspeed 0.19.8,
+multiple of 2 N elements (`nccl_start_alignment_factor`). Rank r owns the r-th of N equal parts: of it the master, an
+fp32 copy also where the parameters are fp32, and the moments. The last ranks own the padding. (deepspeed 0.19.8,
 stage_1_and_2.py, and bf16_optimizer.py for stage 1 with bf16 parameters and fp32 gradients, which also holds these
 gradients, whole and between steps.)
 
-[Note: chunks] Under stage 3 each parameter is cut by itself, into N chunks of ceil(numel / N) elements whatever its rows,
-so that the last chunks are shorter, or empty, and padded. A rank's chunks lie in one buffer, their gradients in another
-one that is there for good, and so is the bucket gradients are reduced in, whatever the model: `reduce_bucket_size`
-elements. Parameters of at most `stage3_param_persistence_threshold` elements are whole besides. (partition_parameters.py,
-stage3.py.)
+[Note: chunks] Under stage 3 each parameter is cut by itself, into N chunks of ceil(numel / N) elements whatever its
+rows, so that the last chunks are shorter, or empty, and padded. A rank's chunks lie in one buffer, their gradients in
+another one that is there for good, and so is the bucket gradients are reduced in, whatever the model:
+`reduce_bucket_size` elements. Parameters of at most `stage3_param_persistence_threshold` elements are whole besides.
+(partition_parameters.py, stage3.py.)
 
 [Note: stage 0] Nothing is cut. Gradients are dropped with the step. bf16 parameters have an fp32 master each.
 """
@@ -54,6 +54,12 @@ def part_numel(spec: RunSpec) -> int:
 def chunk_numel(numel: int, num_ranks: int) -> int:
     """Elements of each chunk of a parameter of `numel`: ceil(numel / N). See [Note: chunks]."""
     return -(-numel // num_ranks)
+
+
+def owned_numel(spec: RunSpec, shape: NamedShape, rank: int) -> int:
+    """Elements of the parameter in the rank's chunk, padding left out."""
+    chunk = chunk_numel(shape.numel, spec.ranks)
+    return chunk - _padding(shape.numel, chunk, rank)
 
 
 def is_persistent(spec: RunSpec, shape: NamedShape) -> bool:
@@ -136,12 +142,8 @@ def padding_nbytes(spec: RunSpec, rank: int) -> int:
     recipe = spec.recipe
     states = DType.FP32.itemsize + recipe.num_moments * recipe.moments.itemsize
     if spec.strategy is Strategy.ZERO3:
-        own = sum(
-            _padding(shape.numel, chunk_numel(shape.numel, spec.ranks), rank) for shape in spec.model.params
-        )
-        whole = sum(
-            -shape.numel % spec.ranks for shape in spec.model.params if is_persistent(spec, shape)
-        )
+        own = sum(_padding(shape.numel, chunk_numel(shape.numel, spec.ranks), rank) for shape in spec.model.params)
+        whole = sum(-shape.numel % spec.ranks for shape in spec.model.params if is_persistent(spec, shape))
         return own * (recipe.param.itemsize + recipe.grad.itemsize + states) + whole * recipe.param.itemsize
     whole = flat_numel(spec) - spec.model.num_params
     held_whole = recipe.param.itemsize + (recipe.grad.itemsize if keeps_whole_gradients(spec) else 0)
@@ -168,4 +170,6 @@ def alike(spec: RunSpec) -> list[range]:
         for numel, part in parts.items():
             whole, rest = divmod(numel, part)
             borders |= {whole, whole + (rest > 0)}
-    return [range(start, stop) for start, stop in pairwise(sorted(border for border in borders if border <= spec.ranks))]
+    return [
+        range(start, stop) for start, stop in pairwise(sorted(border for border in borders if border <= spec.ranks))
+    ]

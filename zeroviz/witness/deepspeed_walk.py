@@ -1,8 +1,8 @@
 """What every stage of DeepSpeed's has in common: a step of micro-batches, and what its engine makes around a loss.
 
-[Note: the loss] The engine divides the loss by the number of micro-batches and, but for stage 0 and for stage 1 with fp32
-gradients of bf16 parameters, multiplies it by a scale of one. Each makes a number, which the engine holds till backward
-is over, and another one on the way back.
+[Note: the loss] The engine divides the loss by the number of micro-batches and, but for stage 0 and for stage 1 with
+fp32 gradients of bf16 parameters, multiplies it by a scale of one. Each makes a number, which the engine holds till
+backward is over, and another one on the way back.
 
 [Note: what is left out] Numbers of a few bytes that are made and dropped while the norm is worked out, in the update's
 op. They never stand beside the most that the op holds, except where a part is smaller than they are.

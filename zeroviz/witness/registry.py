@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from zeroviz.rank_trace import RankTrace
 from zeroviz.spec import Implementation, RunSpec
-from zeroviz.witness import ddp, fsdp1, fsdp2, megatron, zero_redundancy
+from zeroviz.witness import ddp, deepspeed, fsdp1, fsdp2, megatron, zero_redundancy
 
 PREDICTED: Mapping[Implementation, Callable[[RunSpec], Sequence[RankTrace]]] = {
     Implementation.DDP: ddp.predicted,
     Implementation.ZERO_REDUNDANCY: zero_redundancy.predicted,
+    Implementation.DEEPSPEED: deepspeed.predicted,
     Implementation.MEGATRON: megatron.predicted,
     Implementation.FSDP1: fsdp1.predicted,
     Implementation.FSDP2: fsdp2.predicted,
