@@ -11,13 +11,15 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import Enum
+from itertools import accumulate
 from pathlib import Path
 from textwrap import fill
 from typing import Any
 
 from zeroviz.collectives import CollectiveOp
 from zeroviz.implementations import PAIRS
-from zeroviz.models import PRESETS, bare
+from zeroviz.models import PRESETS
+from zeroviz.partition import plan_for
 from zeroviz.predict import predict
 from zeroviz.quantity import format_nbytes
 from zeroviz.rank_trace import alike
@@ -58,6 +60,17 @@ def rest(spec: RunSpec, *categories: Category) -> int:
 
 def peak(spec: RunSpec) -> int:
     return max(rank.peak().total for rank in ranks_of(spec))
+
+
+def most(spec: RunSpec, category: Category) -> int:
+    """The most that a rank holds of one category at any moment of the step."""
+    found = 0
+    for rank in ranks_of(spec):
+        held = accumulate(
+            (e.delta_nbytes for e in rank.events if e.category is category), initial=rank.at_rest.get(category, 0)
+        )
+        found = max(found, *held)
+    return found
 
 
 def sent_in_p(spec: RunSpec) -> float:
@@ -146,15 +159,15 @@ def zero_redundancy() -> list[str]:
 
 def fsdp1() -> list[str]:
     spec = spec_of(Impl.FSDP1, S.ZERO3)
-    uneven = replace(spec, model=PRESETS["tiny"], ranks=3, seq=32)
-    aligned = replace(uneven, settings=Settings(use_orig_params=True))
+    copies = most(spec, C.UNSHARDED_GRAD)
+    largest = 4 * max(unit.numel for unit in plan_for(spec).units)
     whole = replace(spec, unit=UnitPolicy.parse("model"))
     return [
         "A unit is one flat parameter; its shard is SHARDED_PARAM and the gathered whole UNSHARDED_PARAM, filled in "
         "place. Gradients of views wait until the unit's last is there and are copied into one flat gradient: both are "
-        "UNSHARDED_GRAD, and so is a third copy with padding, if N does not divide the unit.",
-        f"Trap: that third copy. On tiny over 3 ranks the peak is {format_nbytes(peak(uneven))}; with "
-        f"`use_orig_params`, which pads the flat parameter itself, {format_nbytes(peak(aligned))}.",
+        "UNSHARDED_GRAD, and so is a copy with padding, if N does not divide the unit.",
+        f"Price of the copies: up to {format_nbytes(copies)} of whole gradients, {copies / largest:.2f} times what the "
+        f"largest unit's are.",
         f"Trap: under unit `model` the whole model is the root's, which FULL_SHARD does not free after forward: "
         f"{sent_in_p(whole):.2f} P sent instead of {sent_in_p(spec):.2f} P, and a peak of "
         f"{format_nbytes(peak(whole))} instead of {format_nbytes(peak(spec))}.",
@@ -208,6 +221,10 @@ def deepspeed() -> list[str]:
         f"and {format_nbytes(rest(cut, C.UNSHARDED_PARAM))} with 0.",
         f"Trap: fp32 has a master as well, a second fp32 copy of the owned part: "
         f"{format_nbytes(rest(two, C.MASTER_PARAM))} a rank under stages 1 to 3.",
+        f"Trap: stage 3 frees a parameter only if more than a billion elements stand before its next use "
+        f"(`stage3_max_reuse_distance`), so a model this small is gathered once a step and kept: "
+        f"{sent_in_p(three):.2f} P sent and not 3 P, and whole parameters of up to "
+        f"{format_nbytes(most(three, C.UNSHARDED_PARAM))}.",
         f"On the wire, in elements: stage 1 sends {sent_in_p(spec_of(Impl.DEEPSPEED, S.ZERO1)):.2f} P, stage 2 "
         f"{sent_in_p(two):.2f} P, stage 3 {sent_in_p(three):.2f} P.",
     ]
@@ -235,20 +252,6 @@ SECTIONS: dict[Implementation, Callable[[], list[str]]] = {
     Impl.DEEPSPEED: deepspeed,
     Impl.MEGATRON: megatron,
 }
-
-
-def crossover() -> list[str]:
-    """The size from which DeepSpeed's stage 2 peaks lower than stage 1 by its own arithmetic of fixed buckets."""
-    lines = []
-    for numel in (10**8, 3 * 10**8, 10**9, 3 * 10**9):
-        model = bare(numel)
-        one, two = (
-            peak(RunSpec(model=model, ranks=8, strategy=s, impl=Impl.DEEPSPEED, precision=Precision.BF16_MIXED,
-                         unit=UnitPolicy.parse("model")))
-            for s in (S.ZERO1, S.ZERO2)
-        )  # fmt: skip
-        lines.append(_row([f"{numel:,}", format_nbytes(one), format_nbytes(two)]))
-    return lines
 
 
 def page() -> str:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from zeroviz.errors import SpecError
+from zeroviz.models import Family
 from zeroviz.precision import OWN_PRECISIONS, Optimizer, Precision
 from zeroviz.settings import check_settings
 from zeroviz.strategy import Implementation, Strategy
@@ -78,6 +79,11 @@ def check_implementation(spec: RunSpec) -> None:
     if spec.impl is Implementation.OWN:
         _check_held_as_computed(spec)
         return
+    if spec.model.family is Family.BARE:
+        raise SpecError(
+            f"impl is {spec.impl.value!r} with a bare parameter count, whose order of layers it would need; name a model, "
+            "or use impl own."
+        )
     _check_precision(spec)
     if spec.impl is Implementation.FSDP2:
         _check_reshard_ranks(spec)
