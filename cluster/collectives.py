@@ -19,7 +19,7 @@ ranks is the run's own, and a group of one rank is none.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -44,9 +44,14 @@ SETTLED_RANGE = "zeroviz::settled|"
 backend_hooks: list[Callable[[], AbstractContextManager[None]]] = []
 
 
+def _backend() -> AbstractContextManager[None]:
+    """Inside, the backend works, not we. Nobody to whom that can be told costs nothing: a step enters it often."""
+    watched = backend_hooks or torch._C._len_torch_dispatch_stack() or torch.autograd._profiler_enabled()
+    return _told_backend() if watched else nullcontext()
+
+
 @contextmanager
-def _backend() -> Iterator[None]:
-    """Inside, the backend works, not we."""
+def _told_backend() -> Iterator[None]:
     with record_function(BACKEND_RANGE), _disable_current_modes(), ExitStack() as hooks:
         for hook in backend_hooks:
             hooks.enter_context(hook())

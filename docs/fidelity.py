@@ -27,7 +27,7 @@ from cluster.live import environment
 from cluster.session import Session
 from zeroviz.compare import compare, machine_maxima, maxima
 from zeroviz.models import PRESETS
-from zeroviz.precision import OWN_PRECISIONS
+from zeroviz.precision import OWN_PRECISIONS, WHOLE_BUFFER_PRECISIONS
 from zeroviz.predict import predict
 from zeroviz.spec import (
     Checkpointing,
@@ -39,6 +39,7 @@ from zeroviz.spec import (
     UnitPolicy,
     Zero1Form,
 )
+from zeroviz.toggles import usual_shard_ranks
 from zeroviz.trace import Origin, RankTrace, Trace, merge, rank_from_dict
 
 MODELS = {
@@ -60,6 +61,9 @@ WAYS: dict[str, dict[str, object]] = {
     "zero3": {"strategy": Strategy.ZERO3},
     "zero3, prefetch 2, async reduce": {"strategy": Strategy.ZERO3, "prefetch": 2, "async_reduce": True},
     "shard_grad_op": {"strategy": Strategy.SHARD_GRAD_OP},
+    "hybrid_shard": {"strategy": Strategy.HYBRID_SHARD},
+    "hybrid_shard, groups of one rank": {"strategy": Strategy.HYBRID_SHARD, "shard_ranks": 1},
+    "megatron_optim": {"strategy": Strategy.MEGATRON_OPTIM},
 }
 # Options that change a step's order or its states, several at a time so that they meet; blocks are recomputed as well.
 OPTIONS: dict[str, dict[str, object]] = {
@@ -93,6 +97,24 @@ OPTIONS: dict[str, dict[str, object]] = {
         "no_sync": True,
         "optimizer": Optimizer.SGD_MOMENTUM,
     },
+    "hybrid_shard, 2 micro-batches, clipped, prefetch 1, async reduce": {
+        "strategy": Strategy.HYBRID_SHARD,
+        "accumulation": 2,
+        "clip_norm": 0.5,
+        "prefetch": 1,
+        "async_reduce": True,
+    },
+    "megatron_optim, 3 micro-batches, clipped, adamw-foreach": {
+        "strategy": Strategy.MEGATRON_OPTIM,
+        "accumulation": 3,
+        "clip_norm": 0.5,
+        "optimizer": Optimizer.ADAMW_FOREACH,
+    },
+    "zero3, clipped, offload optimizer": {
+        "strategy": Strategy.ZERO3,
+        "clip_norm": 0.5,
+        "offload": Offload.OPTIMIZER,
+    },
 }
 CHECKPOINTING = ("none", "block")
 # 17 tokens: no tensor of the step has a size that anything divides.
@@ -108,6 +130,10 @@ def cases() -> Iterator[tuple[str, str, RunSpec]]:
     ):
         if way in OPTIONS and checkpointing == "none":
             continue
+        if settings["strategy"] is Strategy.MEGATRON_OPTIM and precision not in WHOLE_BUFFER_PRECISIONS:
+            continue
+        if settings["strategy"] is Strategy.HYBRID_SHARD:  # 4 ranks are two groups of two; 2 and 3 are one group
+            settings = {"shard_ranks": usual_shard_ranks(ranks), **settings}
         shape = {"model": model, "ranks": ranks, "precision": precision, **SHAPE}
         policies = {"unit": UnitPolicy.parse(unit), "checkpointing": Checkpointing.parse(checkpointing)}
         yield model_name, way, RunSpec(**shape, **policies, **settings)  # type: ignore[arg-type]

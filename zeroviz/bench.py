@@ -120,8 +120,10 @@ def _pair(
         groups = base.shard_ranks if strategy.replicates else None
         prefetch = base.prefetch if strategy.shards_param else 0
         own = replace(base, strategy=strategy, shard_ranks=groups, prefetch=prefetch)
-        # When our own code sends is its own affair; the step is the same.
-        return own, replace(own, impl=impl, prefetch=0, async_reduce=False, settings=settings)
+        other = replace(own, impl=impl, prefetch=0, async_reduce=False, settings=settings)
+        # When our own code sends is its own affair. Where gradients are whole anyway, reducing them beside compute, as
+        # the libraries do, costs no byte.
+        return replace(own, async_reduce=base.async_reduce or strategy in (Strategy.DDP, Strategy.ZERO1)), other
     except SpecError as error:
         return Pair(strategy=strategy, impl=impl, absent=str(error))
 

@@ -81,7 +81,7 @@ def check_implementation(spec: RunSpec) -> None:
         return
     if spec.model.family is Family.BARE:
         raise SpecError(
-            f"impl is {spec.impl.value!r} with a bare parameter count, whose order of layers it would need; name a model, "
+            f"impl is {spec.impl.value!r} with a bare parameter count, of whose layers nothing is known; name a model, "
             "or use impl own."
         )
     _check_precision(spec)

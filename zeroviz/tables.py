@@ -19,11 +19,12 @@ from zeroviz.models import Family
 from zeroviz.partition import Unit, padding_numel, plan_for
 from zeroviz.quantity import format_binary_nbytes, format_decimal_nbytes
 from zeroviz.rank_trace import alike
-from zeroviz.spec import RunSpec, Strategy
+from zeroviz.spec import Implementation, RunSpec, Strategy
 from zeroviz.tables_host import host_table, link_table
 from zeroviz.tables_options import batch_text, option_entries, scales_nbytes, unit_entries
 from zeroviz.tables_step import step_table
 from zeroviz.trace import Category, RankTrace, Trace, WireTotal
+from zeroviz.witness.flat import flat_units
 from zeroviz.wording import counters_text, overlap_options, parameters_text, ranks_text, recipe_sum, strategy_label
 
 MAX_UNIT_LINES = 12
@@ -214,9 +215,8 @@ def _units(spec: RunSpec) -> list[str]:
     for run in _runs(units):
         first, last = run[0], run[-1]
         name = first.name if len(run) == 1 else f"{len(run)} x {first.name} .. {last.name}"
-        pad = padding_numel(first, spec)
         mark = f"largest, {largest.numel / spec.model.num_params:.0%}" if largest in run and len(units) > 1 else ""
-        rows.append([f"  {name}", f"{first.numel:,}", f"{pad:,}", mark])
+        rows.append([f"  {name}", f"{first.numel:,}", _padding_text(first, spec), mark])
     if len(rows) > MAX_UNIT_LINES + 1:
         middle = rows[MAX_UNIT_LINES - 1 : -1]
         folded = [row for row in middle if row[3]]
@@ -226,6 +226,16 @@ def _units(spec: RunSpec) -> list[str]:
     for label, text in unit_entries(spec):
         lines += entry(label, text)
     return lines
+
+
+def _padding_text(unit: Unit, spec: RunSpec) -> str:
+    """Elements of padding in the unit; a dash where not units are padded, but what holds all of them."""
+    if spec.impl in (Implementation.OWN, Implementation.FSDP2):
+        return f"{padding_numel(unit, spec):,}"
+    if spec.impl is Implementation.FSDP1:
+        return f"{flat_units(spec)[unit.index].gathered_numel - unit.numel:,}"
+    whole = spec.impl in (Implementation.DDP, Implementation.ZERO_REDUNDANCY)
+    return "0" if whole else "-"
 
 
 def _runs(units: Sequence[Unit]) -> list[list[Unit]]:

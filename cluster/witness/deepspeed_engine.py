@@ -8,7 +8,9 @@ Adam would be compiled as well; the optimizers are torch's, which it takes as "u
 [Note: left in the process] DeepSpeed keeps in its modules' globals what it finds: the process group and its copies of
 it, and under stage 3 the model, once in a stack and once for each module in the cache of a method; with the model stay
 the shards, the master and the moments. Its hooks on gradients are a circle through autograd that no garbage collector
-sees. `forget` cuts all of these, so that the next run in the process finds nothing. Unless `memory_efficient_linear` is
+sees. `forget` cuts all of these, so that the next run in the process finds nothing. It also numbers modules and
+parameters on through all runs of a process, and stops where two ranks disagree, as an engine does that has had runs
+before with one that was started just now: `join` lets it count from nought. Unless `memory_efficient_linear` is
 off, stage 3 also replaces torch.nn.functional.linear for the whole process and for good; it is off.
 
 [Note: clipping] DeepSpeed clips gradients at a norm of 1.0 where its configuration does not say otherwise. Here it says
@@ -48,8 +50,15 @@ with warnings.catch_warnings():
     from deepspeed.accelerator.cuda_accelerator import CUDA_Accelerator
     from deepspeed.comm import comm as deepspeed_comm
     from deepspeed.runtime.zero import parameter_offload
+    from deepspeed.runtime.zero.parameter_offload import DeepSpeedZeRoOffload
+    from deepspeed.runtime.zero.partition_parameters import Init
     from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
     from deepspeed.utils import groups
+
+# The default of an argument that nobody gives: a list that is counted up in.
+_module_count: list[int] = (
+    inspect.signature(DeepSpeedZeRoOffload._register_deepspeed_module).parameters["count"].default
+)
 
 STAGE = {Strategy.DDP: 0, Strategy.ZERO1: 1, Strategy.ZERO2: 2, Strategy.ZERO3: 3}
 
@@ -87,6 +96,7 @@ def join(comm: Collectives, device: torch.device) -> None:
     set_accelerator(CPU_Accelerator() if device.type == "cpu" else CUDA_Accelerator())
     deepspeed.ops.__compatible_ops__ = {"deepspeed_shm_comm": False}
     _forget_group()
+    _module_count[0] = Init.param_id = 0
     deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
     for name in ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor"):
         setattr(deepspeed_comm.cdb, name, _settled(getattr(deepspeed_comm.cdb, name), comm))
@@ -132,7 +142,10 @@ def quiet() -> Iterator[None]:
 
 
 def forget(engine: Any) -> None:
-    """Drop what is kept of the engine's run. See [Note: left in the process]."""
+    """Drop what is kept of the engine's run. See [Note: left in the process]. After a failed run, whose processes end,
+    there may be no group any more, without which the engine cannot be told to go."""
+    if not deepspeed_comm.is_initialized():
+        return
     engine.destroy()
     _released.cache_clear()
     parameter_offload.FWD_MODULE_STACK.clear()

@@ -12,6 +12,7 @@ import json
 import tempfile
 from collections import Counter
 from fractions import Fraction
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +70,8 @@ def torch_record(profile: torch.profiler.profile) -> list[tuple[str, str, int]]:
             op, index = CollectiveOp.ALL_REDUCE, 0
         else:
             op, index = OP_OF[event["name"]], WHOLE_ARGUMENT[event["name"]]
-        (numel,), dtype = event["args"]["Input Dims"][index], DTYPE_OF[event["args"]["Input type"][index]]
-        result.append((op.value, dtype.value, numel * dtype.itemsize))
+        shape, dtype = event["args"]["Input Dims"][index], DTYPE_OF[event["args"]["Input type"][index]]
+        result.append((op.value, dtype.value, prod(shape) * dtype.itemsize))
     return result
 
 

@@ -153,8 +153,9 @@ class _Coordinator:
         for shape in needed:
             self._active.setdefault(shape.name, set()).add(use.spot)
             if (gather := self._in_flight.pop(shape.name, None)) is not None:
+                if gather.is_untouched:
+                    self._there |= {each.name for each in gather.shapes}
                 gather.take(shape, log)
-                self._there |= {each.name for each in gather.shapes}
         wanted = {shape.name for shape in use.shapes if self._fetched_for.get(shape.name, -1) < position}
         while self._queue and wanted:
             shape, at = self._queue.popleft()
@@ -215,13 +216,18 @@ class _Gather:
         self.shapes = shapes
         self._waiting = {shape.name for shape in shapes}
 
+    @property
+    def is_untouched(self) -> bool:
+        """Whether none of its parameters was taken yet."""
+        return len(self._waiting) == len(self.shapes)
+
     def take(self, shape: NamedShape, log: list[Deed]) -> None:
-        if len(self.shapes) == 1:
-            return
-        if len(self._waiting) == len(self.shapes):
+        """The parameter is needed now; with the first of them all are there."""
+        coalesced = len(self.shapes) > 1
+        if coalesced and self.is_untouched:
             log.append(Deed(Act.COPY_OUT, self.shapes))
         self._waiting.discard(shape.name)
-        if not self._waiting:
+        if coalesced and not self._waiting:
             log.append(Deed(Act.FREE_BUFFER, self.shapes))
 
 
