@@ -164,7 +164,7 @@ async def bench_pairs(
             # As many steps as are made bound the run's time.
             spec = replace(own, steps=2 * (num_rounds + NUM_WARM_STEPS + 3))
             try:
-                check_capacity(other, num_warm=own.ranks)
+                check_capacity(own, num_warm=len(session.pids), beside=other)
                 done = await session.run(spec, _quiet(on_progress), against=other, num_rounds=num_rounds)
             except (SpecError, RunError) as error:
                 found.append(replace(pair, absent=str(error), failed=isinstance(error, RunError)))

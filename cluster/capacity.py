@@ -63,18 +63,15 @@ def check_engines(num_new: int, spec: RunSpec | None = None) -> None:
         )
 
 
-def check_capacity(spec: RunSpec, *, num_warm: int) -> None:
+def check_capacity(spec: RunSpec, *, num_warm: int, beside: RunSpec | None = None) -> None:
     """Raise SpecError unless all ranks of `spec` fit in the host's free memory. `num_warm` engines are there already.
+    beside: what each rank holds at the same time.
 
     need = new engines * ENGINE_NBYTES + ranks * (predicted peak + offloaded states + fp32 elements of the largest unit)
     """
     num_new = max(0, spec.ranks - num_warm)
     check_engines(num_new, spec)
-    plan = plan_for(spec)
-    # A library that wraps a whole model is given one: every rank has all parameters before it cuts them.
-    whole = spec.impl not in (Implementation.OWN, Implementation.FSDP2)
-    made_at_once = spec.model.num_params if whole else max(unit.numel for unit in plan.units)
-    states = spec.ranks * (_peak_nbytes(spec) + INIT_ITEMSIZE * made_at_once)
+    states = sum(each.ranks * _step_nbytes(each) for each in (spec, beside) if each)
     need, free = num_new * ENGINE_NBYTES + states, free_nbytes()
     if need > free:
         raise SpecError(
@@ -82,6 +79,14 @@ def check_capacity(spec: RunSpec, *, num_warm: int) -> None:
             f"({format_nbytes(states)} for the step at its peak, the rest for processes), but {format_nbytes(free)} of "
             f"memory are free. {_advice(spec)}"
         )
+
+
+def _step_nbytes(spec: RunSpec) -> int:
+    """What a rank takes at most, its model's making included."""
+    # A library that wraps a whole model is given one: every rank has all parameters before it cuts them.
+    whole = spec.impl not in (Implementation.OWN, Implementation.FSDP2)
+    made_at_once = spec.model.num_params if whole else max(unit.numel for unit in plan_for(spec).units)
+    return _peak_nbytes(spec) + INIT_ITEMSIZE * made_at_once
 
 
 def _peak_nbytes(spec: RunSpec) -> int:

@@ -1,6 +1,6 @@
 """Run the whole grid on real ranks, compare with the arithmetic to the byte, and write docs/fidelity.md.
 
-    python docs/fidelity.py            the whole grid, half an hour on two cores
+    python docs/fidelity.py            the whole grid, some fifty minutes on two cores
     python docs/fidelity.py --sample   every 41st case, and nothing is written
 
 A case is right when, on every rank, what is held at rest by category, the peak with its place and its categories, the

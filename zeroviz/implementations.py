@@ -35,6 +35,8 @@ PRECISIONS: Mapping[Implementation, tuple[Precision, ...]] = {
     Implementation.DEEPSPEED: (Precision.FP32, Precision.BF16_MIXED, Precision.BF16_FP32GRAD),
     Implementation.MEGATRON: (Precision.FP32, Precision.BF16_FP32GRAD),
 }
+_BARE = (Implementation.OWN, Implementation.FSDP1)
+"""Those that are worked out for a bare parameter count: they need no order of layers."""
 _HAD: Mapping[Implementation, tuple[str, ...]] = {
     Implementation.DDP: ("accumulation",),
     Implementation.DEEPSPEED: ("accumulation",),
@@ -79,7 +81,7 @@ def check_implementation(spec: RunSpec) -> None:
     if spec.impl is Implementation.OWN:
         _check_held_as_computed(spec)
         return
-    if spec.model.family is Family.BARE:
+    if spec.model.family is Family.BARE and spec.impl not in _BARE:
         raise SpecError(
             f"impl is {spec.impl.value!r} with a bare parameter count, of whose layers nothing is known; name a model, "
             "or use impl own."

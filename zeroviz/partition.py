@@ -226,8 +226,10 @@ def shard_padding_numel(unit: Unit, spec: RunSpec, rank: int) -> int:
 
 
 def padding_numel(unit: Unit, spec: RunSpec) -> int:
-    """Elements of padding in the gathered unit, of our own code's or FSDP2's, which cuts each parameter by rows and pads
-    each to N equal chunks. `zeroviz.witness.flat` has FSDP1's."""
+    """Elements of padding in the gathered unit, of our own code's or FSDP2's (`zeroviz.witness.flat` has FSDP1's).
+
+    FSDP2 cuts each parameter by rows and pads each to N equal chunks.
+    """
     if spec.impl is Implementation.OWN:
         return buffer_numel(unit, spec) - unit.numel
     num_shards = spec.num_shards

@@ -6,9 +6,9 @@ gradient that is a view, as a linear layer gives it, shares its memory with its 
 active (a meter, or fake tensors) autograd always adds out of place: a step that is watched so holds one tensor more
 at a sum than one that is not, (n, hidden) at a residual connection.
 
-[Note: fresh gradients] A backward operator makes a parameter's gradient anew. In our own code it is added to a view that
-is there, and freed. In other people's nothing is there, and the fresh tensor itself becomes the gradient: it leaves the
-sublayer's account, and whoever walks the graph says what happens to it then (`zeroviz.witness.graph`).
+[Note: fresh gradients] A backward operator makes a parameter's gradient anew. In our own code it is added to a view
+that is there, and freed. In other people's nothing is there, and the fresh tensor itself becomes the gradient: it
+leaves the sublayer's account, and whoever walks the graph says what happens to it then (`zeroviz.witness.graph`).
 """
 
 from __future__ import annotations

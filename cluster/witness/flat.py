@@ -97,6 +97,12 @@ class Copies:
         elif divides:
             self._divided_nbytes = settling.counter()
 
+    def let_go(self, grad: Tensor, num_before: int) -> None:
+        """Wait until gloo's references to what was reduced are gone as well, so that its bytes go when FSDP's do."""
+        if (settling := self._comm.settling) is not None:
+            print("OWN", num_owners(grad), num_before, flush=True)
+            settling.until(lambda: num_owners(grad) <= num_before)
+
     def _wait(self, settling: Settling, nbytes: int) -> None:
         live = settling.down_to(nbytes)
         if live is not None:
@@ -144,6 +150,7 @@ class Marks:
         self._instance, self._near = instance, near
         self._places, self._naming, self._copies = places, naming, copies
         self._reduced: list[RemovableHandle] = []
+        self._num_owners = 0
         instance.outer.register_forward_pre_hook(self._before_unshard)
         instance.inner.register_forward_pre_hook(self._before_forward)
         instance.inner.register_forward_hook(self._after_forward)
@@ -191,10 +198,14 @@ class Marks:
         self._name_grad(grad)
         self._at(Phase.BACKWARD, OpKind.REDUCE_GRAD)
         self._copies.begin()
+        self._num_owners = num_owners(grad)
         self._naming.begin()
 
-    def _after_reduce(self, inputs: object, outputs: object) -> None:
+    def _after_reduce(self, outputs: object, inputs: tuple[Tensor, ...]) -> None:
+        """The node still holds the flat gradient, `inputs`."""
         self._naming.end()
+        if self._instance.flat.grad is None:
+            self._copies.let_go(inputs[0], self._num_owners)
         self._copies.end()
 
     def _at(self, phase: Phase, op: OpKind) -> None:
@@ -206,6 +217,11 @@ class Marks:
     def _name_whole(self) -> None:
         for each in self._near:
             self._places.meter.tag(each.flat, Category.UNSHARDED_PARAM)
+
+
+def num_owners(tensor: Tensor) -> int:
+    """How many references keep the tensor's storage."""
+    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
 
 
 def _weakly(method: Callable[[Tensor], None]) -> Callable[[Tensor], None]:

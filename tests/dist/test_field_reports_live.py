@@ -16,6 +16,7 @@ from cluster.meter import Meter, held_by_category
 from cluster.own.step import Executor
 from cluster.rank import RankJob, joined_group, run_rank
 from tests.dist.ranks import RankPool
+from tests.every import settings_of
 from zeroviz.memory import step_counter_nbytes
 from zeroviz.models import PRESETS
 from zeroviz.partition import padded_numel, plan_for, shard_numel
@@ -162,6 +163,6 @@ def test_16_shard_grad_op_rests_sharded_and_pays_at_the_peak(rank_pool: RankPool
 
 def test_13_one_rank_holds_the_same_in_every_strategy_and_sends_nothing(rank_pool: RankPool) -> None:
     for strategy in Strategy:
-        (rank,) = ranks_of(rank_pool, RunSpec(model=TINY, strategy=strategy, ranks=1, seq=7, steps=2))
+        (rank,) = ranks_of(rank_pool, RunSpec(model=TINY, ranks=1, seq=7, steps=2, **settings_of(strategy, 1)))
         assert rank.rest_nbytes == 16 * TINY.num_params
         assert (rank.collectives, rank.padding_nbytes) == ((), 0)

@@ -14,6 +14,7 @@ import torch
 
 from cluster.rank import check_precision, run_rank
 from tests.dist.ranks import RankPool
+from tests.every import exists, settings_of
 from zeroviz.compare import maxima
 from zeroviz.errors import SpecError
 from zeroviz.models import PRESETS
@@ -50,8 +51,9 @@ def assert_peak_is_as_predicted(spec: RunSpec, ranks: tuple[RankTrace, ...]) -> 
 def test_predicted_measured_and_allocated_agree(
     rank_pool: RankPool, model: str, precision: Precision, ranks: int
 ) -> None:
-    for strategy in Strategy:
-        spec = RunSpec(model=PRESETS[model], ranks=ranks, precision=precision, strategy=strategy, seq=17, steps=2)
+    for strategy in (each for each in Strategy if exists(each, precision)):
+        settings = settings_of(strategy, ranks)
+        spec = RunSpec(model=PRESETS[model], ranks=ranks, precision=precision, seq=17, steps=2, **settings)
         measured = live_ranks(rank_pool, spec)
         assert_rest_is_as_predicted(spec, measured)
         assert_peak_is_as_predicted(spec, measured)
@@ -62,7 +64,8 @@ def test_predicted_measured_and_allocated_agree(
 @pytest.mark.parametrize("unit", ["model", "block:2", "layer", "numel:3e4"])
 def test_units_change_padding_and_nothing_else_at_rest(rank_pool: RankPool, unit: str) -> None:
     for strategy in Strategy:
-        spec = RunSpec(model=PRESETS["tiny"], ranks=4, strategy=strategy, unit=UnitPolicy.parse(unit), seq=17, steps=2)
+        settings = {"unit": UnitPolicy.parse(unit), **settings_of(strategy, 4)}
+        spec = RunSpec(model=PRESETS["tiny"], ranks=4, seq=17, steps=2, **settings)
         ranks = live_ranks(rank_pool, spec)
         assert_rest_is_as_predicted(spec, ranks)
         assert_peak_is_as_predicted(spec, ranks)
@@ -73,13 +76,15 @@ def test_units_change_padding_and_nothing_else_at_rest(rank_pool: RankPool, unit
             Strategy.ZERO2: 4 * 133106 * 4 + 12 * 133106,
             Strategy.ZERO3: 16 * 133106,
             Strategy.SHARD_GRAD_OP: 16 * 133106,
+            Strategy.HYBRID_SHARD: 16 * 133106 * 2,  # two groups of two
+            Strategy.MEGATRON_OPTIM: 8 * 133106 * 4 + 8 * 133106,
         }[strategy]
         assert sum(rank.rest_nbytes - rank.padding_nbytes for rank in ranks) == share
 
 
 def test_one_rank_holds_the_same_under_every_strategy_and_sends_nothing(rank_pool: RankPool) -> None:
     for strategy in Strategy:
-        spec = RunSpec(model=PRESETS["tiny"], ranks=1, strategy=strategy, seq=17)
+        spec = RunSpec(model=PRESETS["tiny"], ranks=1, seq=17, **settings_of(strategy, 1))
         (rank,) = live_ranks(rank_pool, spec)
         assert rank.rest_nbytes == 16 * 133106
         assert rank.sent_nbytes == 0 and not rank.collectives

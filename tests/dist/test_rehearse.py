@@ -24,6 +24,7 @@ from cluster.record_fake import FakeRecorder
 from cluster.rehearse import CPU, MAX_TOKENS, fake_group, rehearse
 from tests.dist.helpers import Messages
 from tests.dist.ranks import RankPool
+from tests.every import exists, settings_of
 from zeroviz.backend import RunState
 from zeroviz.errors import RunError, SpecError
 from zeroviz.maxima import maxima
@@ -73,6 +74,9 @@ OPTIONS: list[dict[str, Any]] = [
     {"strategy": Strategy.ZERO3, "prefetch": 2, "async_reduce": True},
     {"strategy": Strategy.ZERO1, "zero1_form": Zero1Form.ALL_REDUCE},
     {"strategy": Strategy.ZERO2, "accumulation": 2, "no_sync": False},
+    {"strategy": Strategy.HYBRID_SHARD, "accumulation": 2, "clip_norm": 0.5},
+    {"strategy": Strategy.MEGATRON_OPTIM, "precision": Precision.BF16_FP32GRAD, "clip_norm": 0.5},
+    {"clip_norm": 0.5},
 ]
 
 
@@ -92,15 +96,19 @@ def test_every_op_is_as_predicted(name: str, number: int) -> None:
     """Strategies, units, recipes and numbers of ranks go round with the options, so that all of them meet."""
     place = list(MODELS).index(name) * len(OPTIONS) + number
     for turn in range(2):
-        strategy = list(Strategy)[(place + 2 * turn) % len(Strategy)]
+        strategy = OPTIONS[number].get("strategy") or list(Strategy)[(place + 2 * turn) % len(Strategy)]
+        precision = OWN_PRECISIONS[(place + turn) % len(OWN_PRECISIONS)]
+        ranks = (1, 2, 3, 5, 4)[(place + 2 * turn) % 5]
+        if not exists(strategy, precision, OPTIONS[number]):
+            precision, strategy = Precision.FP32, Strategy.HYBRID_SHARD
         spec = RunSpec(
             model=MODELS[name],
             unit=UnitPolicy.parse(UNITS[(place + turn) % len(UNITS)]),
-            precision=OWN_PRECISIONS[(place + turn) % len(OWN_PRECISIONS)],
-            ranks=(1, 2, 3, 5)[(place + 2 * turn) % 4],
+            precision=precision,
+            ranks=ranks,
             batch=1 + place % 2,
             seq=(17, 3, 40)[(place + turn) % 3],
-            **{"strategy": strategy, **OPTIONS[number]},
+            **{**settings_of(strategy, ranks), **OPTIONS[number]},
         )
         rehearsed, predicted = rehearse(spec), predict(spec)
         assert rehearsed.origin is Origin.REHEARSED

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from cluster.live import LiveBackend
+from tests.every import pairs, settings_of
 from zeroviz.models import PRESETS
 from zeroviz.predict import predict
 from zeroviz.spec import Precision, RunSpec, Strategy
@@ -38,10 +39,9 @@ def placement(trace: Trace) -> tuple[object, object]:
     return trace.environment["backend"], trace.environment["devices"]
 
 
-@pytest.mark.parametrize("strategy", list(Strategy))
-@pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16_MIXED])
+@pytest.mark.parametrize(("strategy", "precision"), pairs((Precision.FP32, Precision.BF16_MIXED)))
 def test_a_rank_a_gpu_runs_on_nccl(backend: LiveBackend, strategy: Strategy, precision: Precision) -> None:
-    spec = RunSpec(model=PRESETS["tiny"], ranks=NUM_GPUS, strategy=strategy, precision=precision)
+    spec = RunSpec(model=PRESETS["tiny"], ranks=NUM_GPUS, precision=precision, **settings_of(strategy, NUM_GPUS))
     trace = run(backend, spec)
     devices = [f"cuda:{index}" for index in range(NUM_GPUS)]
     assert placement(trace) == ("nccl" if NUM_GPUS > 1 else placement(trace)[0], devices)
@@ -55,7 +55,8 @@ def test_a_rank_a_gpu_runs_on_nccl(backend: LiveBackend, strategy: Strategy, pre
 
 @pytest.mark.parametrize("strategy", list(Strategy))
 def test_several_ranks_a_gpu_run_on_gloo(backend: LiveBackend, strategy: Strategy) -> None:
-    spec = RunSpec(model=PRESETS["tiny-llama"], ranks=NUM_GPUS + 1, strategy=strategy)
+    settings = settings_of(strategy, NUM_GPUS + 1)
+    spec = RunSpec(model=PRESETS["tiny-llama"], ranks=NUM_GPUS + 1, **settings)
     trace = run(backend, spec)
     assert placement(trace)[0] == "gloo"
     for measured, predicted in zip(trace.ranks, predict(spec).ranks, strict=True):

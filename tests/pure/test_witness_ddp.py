@@ -54,7 +54,7 @@ def test_the_first_bucket_has_a_limit_of_its_own_unless_one_is_given() -> None:
 
 
 def test_gradients_become_ready_from_the_head_and_a_tied_one_last() -> None:
-    """Each parameter once; of a layer with a bias the bias first; the tied table when the embedding has added its part."""
+    """Each parameter once; of a layer with a bias the bias first; the tied table when the embedding has added to it."""
     for model in (TINY, LLAMA, replace(TINY, tied=False), replace(LLAMA, tied=True, mlp_bias=True)):
         order = Graph(replace(DDP, model=model), fresh=Category.UNSHARDED_GRAD).ready_order
         assert sorted(shape.name for shape in order) == sorted(shape.name for shape in model.params)

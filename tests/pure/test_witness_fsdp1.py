@@ -6,9 +6,8 @@ are 14,135 + 7,150 + 55 + 55 = 21,395 elements; and its block of 37,237.
 
 from __future__ import annotations
 
-from typing import Any
-
 from dataclasses import replace
+from typing import Any
 
 import pytest
 

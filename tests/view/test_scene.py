@@ -8,6 +8,7 @@ from itertools import product
 
 import pytest
 
+from tests.every import pairs, settings_of
 from zeroviz.compare import Moment
 from zeroviz.errors import TraceError
 from zeroviz.models import PRESETS, bare
@@ -19,10 +20,14 @@ from zeroviz.spec import Offload, Precision, RunSpec, Strategy, UnitPolicy
 from zeroviz.trace import Category, Event, Origin, Trace
 
 GRID = [
-    RunSpec(model=PRESETS["tiny"], strategy=strategy, ranks=ranks, precision=precision, unit=UnitPolicy.parse(unit))
-    for strategy, ranks, precision, unit in product(
-        Strategy, (1, 2, 3, 4, 8), OWN_PRECISIONS, ("model", "block", "block:2", "layer")
+    RunSpec(
+        model=PRESETS["tiny"],
+        ranks=ranks,
+        precision=precision,
+        unit=UnitPolicy.parse(unit),
+        **settings_of(strategy, ranks),
     )
+    for (strategy, precision), ranks, unit in product(pairs(), (1, 2, 3, 4, 8), ("model", "block", "block:2", "layer"))
 ]
 
 
@@ -157,17 +162,16 @@ def test_a_reference_stretches_the_axis_and_never_cuts_a_bar() -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 7])
-@pytest.mark.parametrize("precision", OWN_PRECISIONS)
-@pytest.mark.parametrize("strategy", Strategy)
+@pytest.mark.parametrize(("strategy", "precision"), pairs())
 def test_the_wire_line_is_the_traces_against_ddps(strategy: Strategy, precision: Precision, ranks: int) -> None:
-    spec = RunSpec(model=PRESETS["tiny"], ranks=ranks, precision=precision, strategy=strategy)
+    spec = RunSpec(model=PRESETS["tiny"], ranks=ranks, precision=precision, **settings_of(strategy, ranks))
     scene, sent = build_scene(predict(spec)), predict(spec).ranks[0].sent_nbytes
     line = scene.subtitle[-1]
     if ranks == 1:
         assert line.startswith("Wire: nothing") and sent == 0
         return
     assert scene.amount(sent) in line
-    ddp = predict(replace(spec, strategy=Strategy.DDP)).ranks[0].sent_nbytes
+    ddp = predict(replace(spec, **settings_of(Strategy.DDP, ranks))).ranks[0].sent_nbytes
     assert line.endswith("in one step" if strategy is Strategy.DDP else f", {sent / ddp:.3g} x DDP's")
 
 

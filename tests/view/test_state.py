@@ -11,12 +11,12 @@ import pytest
 from traitlets import TraitError
 
 from cluster import capacity
+from tests.every import pairs, settings_of
 from tests.view.backends import FakeBackend, in_loop, settled
 from zeroviz.backend import RunState
 from zeroviz.command import command_line
 from zeroviz.errors import RunError, SpecError
 from zeroviz.models import PRESETS
-from zeroviz.precision import OWN_PRECISIONS
 from zeroviz.predict import predict
 from zeroviz.spec import (
     Checkpointing,
@@ -48,7 +48,10 @@ def test_it_opens_on_four_ranks_of_the_tiny_model() -> None:
 
 @pytest.mark.parametrize(
     ("strategy", "ranks", "precision", "unit"),
-    list(product(Strategy, (1, 4, 64), OWN_PRECISIONS, (UnitKind.MODEL, UnitKind.LAYER))),
+    [
+        (strategy, ranks, precision, unit)
+        for (strategy, precision), ranks, unit in product(pairs(), (1, 4, 64), (UnitKind.MODEL, UnitKind.LAYER))
+    ],
 )
 def test_every_toggle_leads_to_the_prediction_of_that_state(
     strategy: Strategy, ranks: int, precision: Precision, unit: UnitKind
@@ -56,6 +59,7 @@ def test_every_toggle_leads_to_the_prediction_of_that_state(
     state = explorer()
     toggles: dict[str, Any] = {"strategy": strategy, "ranks": ranks, "precision": precision, "batch": 1, "seq": 32}
     assert state.choose(unit=unit, **toggles)
+    toggles |= settings_of(strategy, ranks)  # a shard group follows
     assert state.predicted is predict(RunSpec(model=PRESETS["tiny"], unit=UnitPolicy(unit), **toggles))
 
 

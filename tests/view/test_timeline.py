@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.every import pairs, settings_of
 from zeroviz.axis import amount
 from zeroviz.category import Category
 from zeroviz.course import course_of
@@ -38,9 +39,15 @@ def leaking(rank: RankTrace, nbytes: int, unit: str = "block 1") -> RankTrace:
 
 
 GRID = [
-    spec_of(model=PRESETS[model], strategy=strategy, ranks=ranks, unit=UnitPolicy.parse(unit), precision=precision)
-    for model, strategy, ranks, unit, precision in product(
-        ("tiny", "tiny-llama"), Strategy, (1, 4), ("model", "block", "layer"), (Precision.FP32, Precision.BF16_MIXED)
+    spec_of(
+        model=PRESETS[model],
+        ranks=ranks,
+        unit=UnitPolicy.parse(unit),
+        precision=precision,
+        **settings_of(strategy, ranks),
+    )
+    for model, (strategy, precision), ranks, unit in product(
+        ("tiny", "tiny-llama"), pairs((Precision.FP32, Precision.BF16_FP32GRAD)), (1, 4), ("model", "block", "layer")
     )
 ]
 

@@ -17,8 +17,8 @@ key; who frees it books `ledger.replay([(fresh, -nbytes)])`, see `nbytes`. A tie
 use (the embedding), when both gradients have been added.
 
 [Note: one graph] Three things are held from outside. While a segment's forward runs the caller holds its input, needed
-or not (of which nothing is left in backward). The loss is held until the batch is dropped. And the gradient of the loss,
-made before backward begins, until it is over. Gradients are made in the dtype computed with; autograd casts none.
+or not (of which nothing is left in backward). The loss is held until the batch is dropped. And the gradient of the
+loss, made before backward begins, until it is over. Gradients are made in the dtype computed with; autograd casts none.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """torch's ZeroRedundancyOptimizer by arithmetic: DDP's gradients, and optimizer states of whole parameters.
 
-[Note: greedy] Parameters are not cut. The largest goes first, each to the rank that owns the fewest elements so far, the
-first of these where there are several; parameters of a size keep their order. So ranks are uneven: none can own less
-than the largest parameter if it is more than P/N, and of more ranks than parameters the last own nothing. (torch 2.13,
-zero_redundancy_optimizer.py: `_partition_parameters`.)
+[Note: greedy] Parameters are not cut. The largest goes first, each to the rank that owns the fewest elements so far,
+the first of these where there are several; parameters of a size keep their order. So ranks are uneven: none can own
+less than the largest parameter if it is more than P/N, and of more ranks than parameters the last own nothing. (torch
+2.13, zero_redundancy_optimizer.py: `_partition_parameters`.)
 
 [Note: 3P] The gradient is all-reduced (2P), and every parameter is then broadcast by its owner, one by one (P): the
 naive form's 3P, times (N-1)/N. A reduce-scatter and an all-gather would be 2P.
