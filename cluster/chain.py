@@ -92,12 +92,16 @@ class Chain:
     def _earlier(self, change: Link, pending: deque[Link], window: int) -> list[Link]:
         """Changes of other threads that really came before this one: they lead from the total to where it begins."""
         total, found = self._total, []
+        unborn: set[int] = set()  # blocks that only come, whose frees are no earlier
         for other in islice(pending, window):
-            if other.thread != change.thread and not other.is_mark and other.before == total:
+            leads_on = other.thread != change.thread and not other.is_mark and other.before == total
+            if leads_on and (other.nbytes > 0 or other.pointer not in unborn):
                 found.append(other)
                 total = other.total
                 if total == change.before:
                     return found
+            elif other.nbytes > 0:
+                unborn.add(other.pointer)
         return []
 
     def _explain(self, change: Link, pending: deque[Link]) -> None:

@@ -11,7 +11,6 @@ from zeroviz.capacities import DEFAULT_GPU, DEFAULT_RESERVE_NBYTES, parse_capaci
 from zeroviz.cli_spec import spec_from_args
 from zeroviz.errors import SpecError
 from zeroviz.facts import GPU_CAPACITY_NBYTES
-from zeroviz.implementations import not_predicted
 from zeroviz.precision import OWN_PRECISIONS, WHOLE_BUFFER_PRECISIONS
 from zeroviz.quantity import GIB, format_nbytes
 from zeroviz.spec import Implementation, Offload, Precision, RunSpec, Strategy, Zero1Form, parse_enum
@@ -60,7 +59,10 @@ def _specs(args: argparse.Namespace) -> list[RunSpec]:
         shard_ranks, given = hybrid.shard_ranks, {**given, "shard_ranks": None}
     base = spec_from_args(argparse.Namespace(**given))
     if base.impl is not Implementation.OWN:
-        raise SpecError(not_predicted(base))
+        raise SpecError(
+            f"impl is {base.impl.value!r}, but what fits is searched for among our own strategies only; use impl own, "
+            f"or `zeroviz predict --impl {base.impl.value}` for one spec at a time."
+        )
     if args.strategy is not None:
         strategies, form, shard_ranks = (base.strategy,), base.zero1_form, base.shard_ranks
     precisions = OWN_PRECISIONS if args.precision is None else (base.precision,)

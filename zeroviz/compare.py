@@ -230,8 +230,8 @@ def compare(predicted: Trace, measured: Trace) -> Comparison:
     return Comparison(tuple(memory), tuple(wire), tuple(allocator), tuple(ops), tuple(leaks), tuple(link))
 
 
-# Their calls pass our seam, which waits until gloo has let go of its copies; a library's own calls do not.
-_WAIT_FOR_COPIES = (Implementation.OWN, Implementation.FSDP2)
+# After their calls a metered step waits until gloo has let go of its copies; other libraries call it when they like.
+_WAIT_FOR_COPIES = (Implementation.OWN, Implementation.FSDP1, Implementation.FSDP2)
 
 
 def _circumstances(predicted: Trace, measured: Trace, rank: RankTrace) -> Circumstances:

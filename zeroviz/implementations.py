@@ -149,6 +149,12 @@ def _check_stage(spec: RunSpec) -> None:
             "precision is 'bf16-fp32grad' with impl deepspeed and strategy ddp, its stage 0, which has no fp32 "
             "gradients of bf16 parameters; use zero1, zero2 or zero3, or precision bf16-mixed."
         )
+    if spec.no_sync is not None and spec.no_sync is spec.strategy.shards_grad:
+        when = "in every micro-batch" if spec.strategy.shards_grad else "in the last micro-batch"
+        raise SpecError(
+            f"no_sync is {str(spec.no_sync).lower()} with impl deepspeed and strategy {spec.strategy.value}, which "
+            f"always reduces {when}; leave no_sync out."
+        )
     for name, has in (
         ("bucket_numel", spec.strategy is not Strategy.DDP and not _reduces_whole(spec)),
         ("persistence_numel", spec.strategy is Strategy.ZERO3),

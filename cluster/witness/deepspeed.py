@@ -18,6 +18,7 @@ from weakref import finalize
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from cluster.meter import Meter
 from cluster.own.optimizer import make_optimizer
@@ -39,9 +40,9 @@ class DeepSpeed(PlainSteps):
     def wrap(self, plain: PlainModel) -> tuple[nn.Module, torch.optim.Optimizer]:
         base = make_optimizer(self.spec.optimizer, list(plain.parameters()))
         self._engine = engine_for(plain, base, self.spec)
-        finalize(self, forget, self._engine)
         self._zero: Any = self._engine.optimizer  # the library's own around `base`; under stage 0 in fp32 `base`
         self._names = _Names(self.spec.strategy, self.meter, plain, self._zero)
+        finalize(self, _close, self._engine, self._names.hooks)
         return self._engine, base
 
     def step(self) -> float:
@@ -92,18 +93,25 @@ class DeepSpeed(PlainSteps):
         return padding_nbytes(self.spec, self.comm.rank)
 
 
+def _close(engine: Any, hooks: list[RemovableHandle]) -> None:
+    for hook in hooks:  # as the library's own, each is a circle that no garbage collector sees
+        hook.remove()
+    forget(engine)
+
+
 class _Names:
     """See [Note: names]. The hooks know this and not the steps, which could not go while they are held from there."""
 
     def __init__(self, strategy: Strategy, meter: Meter, plain: PlainModel, zero: Any) -> None:
         self._strategy, self._meter, self._plain, self._zero = strategy, meter, plain, zero
+        self.hooks: list[RemovableHandle] = []
         if strategy is Strategy.DDP:
             return  # gradients are tensors of their own till the step
         for parameter in plain.parameters():
-            parameter.register_post_accumulate_grad_hook(self._gradient_is_there)  # type: ignore[no-untyped-call]
+            hook = parameter.register_post_accumulate_grad_hook(self._gradient_is_there)  # type: ignore[no-untyped-call]
+            self.hooks.append(hook)
         if strategy is Strategy.ZERO3:
-            for module in plain.modules():
-                module.register_forward_pre_hook(self._parameters_are_there)
+            self.hooks += [module.register_forward_pre_hook(self._parameters_are_there) for module in plain.modules()]
 
     def whole(self) -> Iterator[Tensor]:
         """The parameters that are whole now."""

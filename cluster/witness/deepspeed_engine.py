@@ -105,7 +105,7 @@ def join(comm: Collectives, device: torch.device) -> None:
 
 def _settled(call: Callable[..., Any], comm: Collectives) -> Callable[..., Any]:
     """The backend's `call`, which in a metered step is not over before gloo has let go of what it was given and of its
-    copies: see [Note: at once] in `cluster.collectives`. One that is waited for later still holds what it was given."""
+    copies: see [Note: at once] in `cluster.collectives`. So no gather overlaps with what follows it."""
 
     @wraps(call)
     def settled(*args: Any, **kwargs: Any) -> Any:
@@ -117,6 +117,8 @@ def _settled(call: Callable[..., Any], comm: Collectives) -> Callable[..., Any]:
         work = call(*args, **kwargs)
         if work is None:
             settling.until(lambda: count_owners(tensors) <= num_owners)
+        else:  # it holds what it was given until the library drops it
+            work.wait()
         if (live := settling.down_to(before)) is not None:
             with record_function(f"{SETTLED_RANGE}{live}"):
                 pass

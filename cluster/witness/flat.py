@@ -100,7 +100,6 @@ class Copies:
     def let_go(self, grad: Tensor, num_before: int) -> None:
         """Wait until gloo's references to what was reduced are gone as well, so that its bytes go when FSDP's do."""
         if (settling := self._comm.settling) is not None:
-            print("OWN", num_owners(grad), num_before, flush=True)
             settling.until(lambda: num_owners(grad) <= num_before)
 
     def _wait(self, settling: Settling, nbytes: int) -> None:

@@ -1,13 +1,15 @@
 """What tests of other people's implementations share: train one, and hold its live run beside the arithmetic.
 
-[Note: turns] Between two changes of direction (allocations, then frees, ...) torch's order is not promised; the bytes by
-category at every such turn are, with the place, and so every maximum of every op is compared.
+[Note: turns] Between two changes of direction (allocations, then frees, ...) torch's order is not promised; the bytes
+by category at every such turn are, with the place, and so every maximum of every op is compared.
 """
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 
@@ -23,19 +25,36 @@ from zeroviz.spec import DType, RunSpec
 from zeroviz.trace import Category, Event, Origin, RankTrace, Trace, merge, rank_from_dict
 
 CPU = torch.device("cpu")
+T = TypeVar("T")
 
 Turn = tuple[str, str, str, dict[Category, int]]
 
 
 def train(job: RankJob) -> dict[str, torch.Tensor]:
     """Train as one rank; return every parameter, fp32, by name."""
+    return with_steps(job, _train)
+
+
+def _train(steps: PlainSteps) -> dict[str, torch.Tensor]:
+    for _ in range(NUM_STEPS):
+        steps.step()
+    return {name: value.detach().float().clone() for name, value in steps.plain.by_name.items()}
+
+
+def with_steps(job: RankJob, function: Callable[[PlainSteps], T]) -> T:
+    """`function(steps)` on a rank of the job's group.
+
+    The model is dropped while the group stands. If it were the last to hold the group, the group's end would wait for
+    gloo's threads with Python's lock in hand, and they, letting go of the last collective's tensors, for the lock.
+    """
     torch.set_num_threads(1)
     with joined_group(job) as comm:
-        steps = steps_of(job.spec, comm, CPU)(Meter())
-        assert isinstance(steps, PlainSteps)
-        for _ in range(NUM_STEPS):
-            steps.step()
-        return {name: value.detach().float().clone() for name, value in steps.plain.by_name.items()}
+        steps = [steps_of(job.spec, comm, CPU)(Meter())]
+        assert isinstance(steps[0], PlainSteps)
+        result = function(steps[0])
+        steps.clear()
+        gc.collect()  # libraries' objects hold each other
+        return result
 
 
 def live(rank_pool: RankPool, spec: RunSpec) -> Trace:

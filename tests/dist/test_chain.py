@@ -75,6 +75,16 @@ def test_a_free_without_an_event_is_rebuilt_at_the_mark_that_shows_it() -> None:
     assert (chain.num_hidden_frees, chain.unattributed_nbytes) == (1, 0)
 
 
+def test_a_free_is_no_earlier_than_its_block() -> None:
+    """The clone of 40 is gone at the mark. gloo's later copy of 40 also leads from 140 to 100, but is not born yet."""
+    later = [link(3, 2, 40, 140), link(4, 9, 40, 180, GLOO), link(5, 9, -40, 140, GLOO)]
+    freed = link(6, 2, -40, 100)
+    chain = Chain(100, [link(1, 1, 40, 140, by_backend=True), mark(2, 100), *later, freed])
+    assert changes(chain) == [(1, 40), (1, -40), (2, 40), (9, 40), (9, -40), (2, -40)]
+    assert_closed(chain, 100)
+    assert (chain.num_hidden_frees, chain.unattributed_nbytes) == (1, 0)
+
+
 def test_of_two_blocks_of_one_size_the_backends_is_the_one_that_went_unseen() -> None:
     events = [link(1, 1, 40, 140), link(2, 2, 40, 180, by_backend=True), link(3, 3, 6, 146), link(4, 1, -40, 106)]
     chain = Chain(100, events)

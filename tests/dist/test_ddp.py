@@ -1,4 +1,4 @@
-"""torch's DistributedDataParallel as a witness: it trains what one process trains, and every byte of it is predicted."""
+"""torch's DistributedDataParallel as a witness: it trains what one process trains, every byte of it predicted."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
-from cluster.meter import Meter
-from cluster.rank import RankJob, joined_group, run_rank
-from cluster.steps import steps_of
+from cluster.rank import RankJob, run_rank
 from cluster.witness.ddp import DDP
-from tests.dist.plain_steps import CPU, assert_as_predicted, live, rest, train
+from cluster.witness.plain import PlainSteps
+from tests.dist.plain_steps import assert_as_predicted, live, rest, train, with_steps
 from tests.dist.ranks import RankPool
 from tests.dist.test_parity import BF16_SUM_BOUND, BOUND, distance, reference
 from zeroviz.collectives import CollectiveOp
@@ -134,18 +132,19 @@ def test_a_second_copy_of_the_gradients_is_held_in_the_buckets(rank_pool: RankPo
 
 def bucket_sizes(job: RankJob) -> tuple[list[int], list[str]]:
     """(bytes of the buckets as torch's own log has them, parameters in the order their gradients became ready)."""
+    return with_steps(job, _logged)
+
+
+def _logged(steps: PlainSteps) -> tuple[list[int], list[str]]:
     order: list[str] = []
-    with joined_group(job) as comm:
-        steps = steps_of(job.spec, comm, CPU)(Meter())
-        assert isinstance(steps, DDP)
-        for name, parameter in steps.plain.by_name.items():
-            parameter.register_post_accumulate_grad_hook(lambda _, name=name: order.append(name))
-        for _ in range(3):
-            order.clear()
-            steps.step()
-        logged: Any = steps.model
-        sizes = logged._get_ddp_logging_data()["rebuilt_bucket_sizes"]
-        return [int(size) for size in sizes.split(",")], order
+    for name, parameter in steps.plain.by_name.items():
+        parameter.register_post_accumulate_grad_hook(lambda _, name=name: order.append(name))
+    for _ in range(3):
+        order.clear()
+        steps.step()
+    model: Any = steps.model
+    sizes = model._get_ddp_logging_data()["rebuilt_bucket_sizes"]
+    return [int(size) for size in sizes.split(",")], order
 
 
 @pytest.mark.parametrize("model", [TINY, LLAMA, UNTIED, BIASED], ids=["tiny", "llama", "untied", "biased"])
@@ -216,13 +215,3 @@ def test_a_gradient_kept_is_found(rank_pool: RankPool) -> None:
     nbytes = 4 * 257 * 55
     for found in rank_pool.run(with_a_gradient_kept, ddp()):
         assert found == {Category.UNSHARDED_GRAD.value: nbytes, Category.UNATTRIBUTED.value: -nbytes}
-
-
-@pytest.mark.parametrize("threads", [1])
-def test_the_share_of_a_micro_batch_is_the_mean(rank_pool: RankPool, threads: int) -> None:
-    """Three micro-batches of one sequence are a batch of three, but for the order of additions."""
-    assert torch.get_num_threads() >= threads
-    one = ddp(TINY, 1, batch=1, accumulation=3)
-    want, start = reference(one)
-    (got,) = rank_pool.run(train, one)
-    assert distance(got, want, start) <= BOUND[3]

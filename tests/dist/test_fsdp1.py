@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from dataclasses import replace
 from typing import Any
@@ -278,6 +279,19 @@ def test_a_gradient_is_held_twice_and_three_times_where_it_is_padded(rank_pool: 
                 of_op[event.category] = max(of_op.get(event.category, 0), live_nbytes[event.category])
     assert most["backward"][Category.UNSHARDED_GRAD] == 2 * 4 * 37_237 + 2 * 4 * 55
     assert most["reduce grad"][Category.REDUCE_SCATTER_BUFFER] == 4 * 37_238
+
+
+def left_behind(job: RankJob) -> int:
+    """How many FSDP instances the process has after a run."""
+    run_rank(job)
+    gc.collect()
+    return sum(isinstance(each, FullyShardedDataParallel) for each in gc.get_objects())
+
+
+def test_a_model_leaves_nothing_behind(rank_pool: RankPool) -> None:
+    """A ring through C++ would keep it, and its process groups with their threads, in an engine that stays warm."""
+    for settings in (Settings(), ORIG):
+        assert rank_pool.run(left_behind, fsdp1(settings=settings)) == [0, 0], settings
 
 
 def strict(job: RankJob) -> bool:

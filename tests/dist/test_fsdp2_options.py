@@ -22,7 +22,7 @@ from cluster.steps import steps_of
 from cluster.text import load_batch
 from cluster.witness.counted import Counted
 from tests.dist.ranks import RankPool
-from tests.dist.test_fsdp2 import fsdp2, train
+from tests.dist.test_fsdp2 import fsdp2, trained
 from tests.dist.test_parity import BF16_SUM_BOUND, BOUND, NUM_STEPS, distance, reference
 from tests.dist.test_rehearse import assert_same_events, live
 from zeroviz.collectives import Group
@@ -74,7 +74,7 @@ def test_mixed_precision_trains_as_one_process_with_its_casts(rank_pool: RankPoo
     for settings, bound in ((FP32_SUMS, BOUND[ranks]), (Settings(), BOUND[2] if ranks == 2 else BF16_SUM_BOUND)):
         spec = fsdp2(model, ranks, batch=2, precision=MIXED, settings=settings)
         want, start = mixed_reference(spec)
-        for got in rank_pool.run(train, spec):
+        for got in trained(rank_pool, spec):
             assert distance(got, want, start) <= bound, settings
 
 
@@ -94,7 +94,7 @@ TRAINED: list[dict[str, Any]] = [
 def test_every_option_trains_as_one_process_does(rank_pool: RankPool, model: str, number: int) -> None:
     spec = fsdp2(model, **TRAINED[number])
     want, start = reference(spec)
-    for got in rank_pool.run(train, spec):
+    for got in trained(rank_pool, spec):
         assert distance(got, want, start) <= BOUND[spec.ranks]
 
 

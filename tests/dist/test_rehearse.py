@@ -97,18 +97,17 @@ def test_every_op_is_as_predicted(name: str, number: int) -> None:
     place = list(MODELS).index(name) * len(OPTIONS) + number
     for turn in range(2):
         strategy = OPTIONS[number].get("strategy") or list(Strategy)[(place + 2 * turn) % len(Strategy)]
-        precision = OWN_PRECISIONS[(place + turn) % len(OWN_PRECISIONS)]
+        precision = OPTIONS[number].get("precision") or OWN_PRECISIONS[(place + turn) % len(OWN_PRECISIONS)]
         ranks = (1, 2, 3, 5, 4)[(place + 2 * turn) % 5]
         if not exists(strategy, precision, OPTIONS[number]):
-            precision, strategy = Precision.FP32, Strategy.HYBRID_SHARD
+            strategy = Strategy.HYBRID_SHARD
         spec = RunSpec(
             model=MODELS[name],
             unit=UnitPolicy.parse(UNITS[(place + turn) % len(UNITS)]),
-            precision=precision,
             ranks=ranks,
             batch=1 + place % 2,
             seq=(17, 3, 40)[(place + turn) % 3],
-            **{**settings_of(strategy, ranks), **OPTIONS[number]},
+            **{"precision": precision, **settings_of(strategy, ranks), **OPTIONS[number]},
         )
         rehearsed, predicted = rehearse(spec), predict(spec)
         assert rehearsed.origin is Origin.REHEARSED

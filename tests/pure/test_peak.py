@@ -150,7 +150,10 @@ def test_peak_is_the_walks_for_any_proportions(seed: int) -> None:
 @pytest.mark.parametrize("name", [name for name in PRESETS if not name.startswith("tiny")])
 def test_peak_is_the_walks_for_large_models(name: str) -> None:
     for strategy, unit in itertools.product(Strategy, ("model", "block", "block:5", "layer", "numel:3e8")):
-        unit = "numel:1e8" if unit == "numel:3e8" and PRESETS[name].num_params < 3e8 else unit
+        if unit == "numel:3e8":
+            unit = next(f"numel:{size}" for size in ("3e8", "1e8", "1e6") if PRESETS[name].num_params > float(size))
+        if unit == "block:5" and PRESETS[name].layers < 5:
+            unit = "block:3"
         assert_same(
             RunSpec(
                 model=PRESETS[name],

@@ -143,6 +143,6 @@ def test_moments_count_from_the_start_of_their_stretch() -> None:
 
 @pytest.mark.parametrize("strategy", Strategy)
 def test_the_courses_of_predicted_steps_are_walked_alike(strategy: Strategy) -> None:
-    rank = predict(RunSpec(model=PRESETS["tiny-llama"], ranks=3, strategy=strategy, accumulation=3)).ranks[0]
+    rank = predict(RunSpec(model=PRESETS["tiny-llama"], ranks=3, accumulation=3, **settings_of(strategy, 3))).ranks[0]
     course = course_of(rank)
     assert tuple(map(list, (course.device, course.here, course.host))) == walked(rank)

@@ -24,6 +24,7 @@ from zeroviz.panel.controls import UNSET
 from zeroviz.panel.tables import tables_html
 from zeroviz.predict import predict
 from zeroviz.scene import build_scene
+from zeroviz.settings import SETTINGS
 from zeroviz.spec import DType, Offload, Optimizer, Precision, RunSpec, Strategy, UnitKind, Zero1Form
 from zeroviz.state import Explorer
 from zeroviz.toggles import TOGGLES
@@ -77,6 +78,8 @@ def test_the_state_moves_its_controls() -> None:
     page.state.choose(ranks=12, strategy=Strategy.ZERO1, zero1_form=Zero1Form.ALL_REDUCE, batch=3, seq=77)
     for name in TOGGLES:
         value = getattr(page.state, name)
+        if name == "shard_ranks":  # without groups all ranks are one
+            value = 12
         assert page.controls.widget[name].value == (UNSET if value is None else value), name
     assert_shows(page, predict(page.state.spec))
 
@@ -94,13 +97,61 @@ def test_a_refused_control_goes_back_and_the_page_says_why() -> None:
 def test_only_what_applies_is_enabled(strategy: Strategy) -> None:
     page = panel()
     page.state.choose(strategy=strategy)
-    disabled = {name for name, control in page.controls.widget.items() if control.disabled}
-    gathers = {"prefetch"} if strategy.shards_param else set()
-    only_zero1 = {"zero1_form"} if strategy is Strategy.ZERO1 else set()
-    assert disabled == {"zero1_form", "prefetch", "region", "no_sync"} - gathers - only_zero1
+    disabled = {name for name, control in page.controls.widget.items() if control.disabled} - set(SETTINGS)
+    expected = {"region", "no_sync"}
+    expected |= set() if strategy.shards_param else {"prefetch"}
+    expected |= set() if strategy is Strategy.ZERO1 else {"zero1_form"}
+    expected |= set() if strategy is Strategy.HYBRID_SHARD else {"shard_ranks"}
+    expected |= {"async_reduce"} if strategy is Strategy.MEGATRON_OPTIM else set()
+    assert disabled == expected
     page.state.choose(unit=UnitKind.MODEL, checkpointing=True, accumulation=2)
     disabled = {name for name in ("blocks", "region", "no_sync") if page.controls.widget[name].disabled}
     assert disabled == {"blocks"}
+
+
+def test_a_shard_group_is_offered_by_the_ranks_divisors_and_follows_them() -> None:
+    page = panel()
+    control = page.controls.widget["shard_ranks"]
+    assert control.disabled and control.value == 4
+    page.controls.widget["strategy"].value = Strategy.HYBRID_SHARD
+    assert not control.disabled and control.options == (1, 2, 4) and control.value == page.state.shard_ranks == 2
+    assert_shows(page, predict(page.state.spec))
+    control.value = 4
+    assert page.state.spec.shard_ranks == 4
+    page.controls.widget["ranks"].value = 6
+    assert control.options == (1, 2, 3, 6) and control.value == page.state.shard_ranks == 3
+    assert "a shard group is now 3: 6 ranks are not divisible by 4." in page.news.value
+    assert_shows(page, predict(page.state.spec))
+    text = page.tables.value
+    assert "in group" in text and "across groups" in text
+    page.controls.widget["strategy"].value = Strategy.ZERO3
+    assert page.state.shard_ranks is None and control.disabled and control.value == 6
+
+
+def test_one_buffer_takes_what_it_cannot_have_away_and_says_so() -> None:
+    page = panel()
+    page.state.choose(precision=Precision.BF16_MIXED, async_reduce=True, offload=Offload.OPTIMIZER)
+    page.controls.widget["strategy"].value = Strategy.MEGATRON_OPTIM
+    state = page.state
+    assert (state.precision, state.async_reduce, state.offload) == (Precision.BF16_FP32GRAD, False, Offload.NONE)
+    for words in ("reduces fp32 gradients", "one buffer on the device", "when the whole backward is done"):
+        assert words in page.news.value
+    page.controls.widget["precision"].value = Precision.BF16
+    assert state.precision is Precision.BF16_FP32GRAD and "use precision fp32 or bf16-fp32grad" in page.news.value
+
+
+def test_clipping_is_a_control_and_takes_any_norm() -> None:
+    page = panel()
+    control = page.controls.widget["clip_norm"]
+    control.value = 1.0
+    assert page.state.spec.clip_norm == 1.0 and "gradient norm clipped at 1" in page.picture.value
+    page.state.clip_norm = 0.25
+    assert control.value == 0.25 and "0.25" in page.controls.words()["clip-norm"]
+    page.state.choose(offload=Offload.PARAMS)
+    assert page.state.clip_norm is None and control.value == UNSET
+    assert "clipping is now off: gradients that lie on the host are not clipped." in page.news.value
+    control.value = 0.1
+    assert page.state.offload is Offload.OPTIMIZER
 
 
 def test_what_is_unset_can_be_set_and_unset_by_its_control() -> None:

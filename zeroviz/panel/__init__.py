@@ -16,11 +16,12 @@ from IPython.display import Javascript, display
 from zeroviz.backend import Backend
 from zeroviz.errors import RunError, SpecError
 from zeroviz.panel.fit import FitPanel
+from zeroviz.panel.held import held, losses
 from zeroviz.panel.look import ACCESS_JS
 from zeroviz.panel.panel import ExplorerPanel
 from zeroviz.state import Explorer
 
-__all__ = ["ExplorerPanel", "FitPanel", "explorer", "fit"]
+__all__ = ["ExplorerPanel", "FitPanel", "explorer", "fit", "held", "losses"]
 
 
 def explorer(backend: Backend) -> ExplorerPanel:

@@ -132,20 +132,23 @@ class Bucketed(Walk):
         self.compact = spec.recipe.grad is not spec.recipe.param
         self._start = dict(_starts(spec))
         self._bucket: list[NamedShape] = []
-        self._has_bucket = False
+        self._bucket_nbytes = 0
+        self._is_first = True
         self._own_nbytes = 0  # of the owner's gradients, of this micro-batch
         self._summed_nbytes = 0  # of those before it
         self._whole_nbytes = 0  # of stage 1's gradients too large for the bucket
         self._num_before = 0
 
     def micro_batch(self, number: int) -> None:
-        self._num_before = number
+        self._num_before, self._is_first = number, True
         super().micro_batch(number)
 
     def ready(self, shape: NamedShape) -> None:
-        if not self._has_bucket:
-            self._has_bucket = True
-            self.make(self.bucket_numel * self.param.itemsize, Category.BUCKET)
+        if self._is_first:  # a new bucket; under stage 1 that of the micro-batch before is still there
+            self._is_first = False
+            self.drop(self._bucket_nbytes, Category.BUCKET)
+            self._bucket_nbytes = self.bucket_numel * self.param.itemsize
+            self.make(self._bucket_nbytes, Category.BUCKET)
         if not self.holds_whole:
             self._put(shape)
         elif self._num_before:
@@ -155,14 +158,13 @@ class Bucketed(Walk):
         if self.holds_whole and self.is_last:
             for shape in parameter_order(self.spec):
                 self._put(shape)
-        if not self.holds_whole or self.is_last:
-            self._reduce()
-            self._keep()
-        if self._has_bucket:
-            self._has_bucket = False
-            self.drop(self._whole_nbytes, self.fresh)
-            self._whole_nbytes = 0
-            self.drop(self.bucket_numel * self.param.itemsize, Category.BUCKET)
+        if self.holds_whole and not self.is_last:
+            return
+        self._reduce()
+        self._keep()
+        self.drop(self._whole_nbytes, self.fresh)
+        self.drop(self._bucket_nbytes, Category.BUCKET)
+        self._whole_nbytes = self._bucket_nbytes = 0
 
     def _put(self, shape: NamedShape) -> None:
         """Copy the gradient into the bucket, after what would not leave room for it has gone out."""
@@ -194,7 +196,7 @@ class Bucketed(Walk):
             self.drop(copied)
         if owned and not self.compact and not self._own_nbytes:
             self._own_nbytes = self._touched_numel * self.param.itemsize
-            self.make(self._own_nbytes, Category.SHARDED_GRAD)
+            self.make(self._own_nbytes, self._own)
         if shapes[0].numel > self.bucket_numel:
             nbytes = self.graph.nbytes(shapes[0])
             if (owned and not self.compact) or not (owned or self.holds_whole):
@@ -208,12 +210,17 @@ class Bucketed(Walk):
             self._summed_nbytes, self._own_nbytes = self._summed_nbytes or self._own_nbytes, 0
             return
         if self._summed_nbytes:
-            self.drop(self._own_nbytes, Category.SHARDED_GRAD)
+            self.drop(self._own_nbytes, self._own)
         else:
             self._summed_nbytes = self._own_nbytes
         self._own_nbytes = 0
         if self.is_last:
             self.make(self._filling * self.param.itemsize, Category.SHARDED_GRAD)
+
+    @property
+    def _own(self) -> Category:
+        """What the owner's gradients of this micro-batch are: to be kept, or to be added to those that are."""
+        return Category.TEMPORARY if self._summed_nbytes else Category.SHARDED_GRAD
 
     @cached_property
     def _filling(self) -> int:
