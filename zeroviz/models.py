@@ -248,7 +248,7 @@ PRESETS: dict[str, ModelShape] = {
         _gpt2("tiny", 55, 3, 5, vocab=257, ffn=222, positions=130),
         _llama("tiny-llama", 257, 47, 3, 3, 1, 119, 512, head_dim=10),
         # A few million parameters, for measuring: steps of a tenth of a second, in which arithmetic weighs.
-        replace(_gpt2("small", 256, 4, 4, vocab=1024, positions=128), tied=False),
+        replace(_gpt2("small", 256, 4, 4, vocab=1024), tied=False),
         _gpt2("gpt2", 768, 12, 12),
         _gpt2("gpt2-medium", 1024, 24, 16),
         _gpt2("gpt2-large", 1280, 36, 20),

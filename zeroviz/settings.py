@@ -103,7 +103,7 @@ SETTINGS: Mapping[str, Setting] = {
     ),
     "persistence_numel": Setting(
         int,
-        "parameters of fewer elements stay whole under stage 3",
+        "parameters of at most so many elements stay whole under stage 3",
         {_DEEPSPEED: "stage3_param_persistence_threshold"},
         {_DEEPSPEED: 100_000},
         least=0,

@@ -6,8 +6,7 @@ kernel rounds a tensor's last few elements apart, so that its result depends on 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,23 +19,23 @@ WEIGHT_DECAY = 0.01
 SGD_LEARNING_RATE = 0.1
 MOMENTUM = 0.9
 
-_adamw = partial(torch.optim.AdamW, lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
-_sgd = partial(torch.optim.SGD, lr=SGD_LEARNING_RATE, foreach=False)
-_MAKE: dict[Optimizer, partial[torch.optim.Optimizer]] = {
-    Optimizer.ADAMW: partial(_adamw, foreach=False),
-    Optimizer.ADAMW_FOREACH: partial(_adamw, foreach=True),
-    Optimizer.ADAMW_FUSED: partial(_adamw, fused=True),
-    Optimizer.SGD_MOMENTUM: partial(_sgd, momentum=MOMENTUM),
-    Optimizer.SGD: _sgd,
+_ADAMW = {"lr": LEARNING_RATE, "weight_decay": WEIGHT_DECAY}
+_SGD = {"lr": SGD_LEARNING_RATE, "foreach": False}
+_MADE_OF: dict[Optimizer, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
+    Optimizer.ADAMW: (torch.optim.AdamW, {**_ADAMW, "foreach": False}),
+    Optimizer.ADAMW_FOREACH: (torch.optim.AdamW, {**_ADAMW, "foreach": True}),
+    Optimizer.ADAMW_FUSED: (torch.optim.AdamW, {**_ADAMW, "fused": True}),
+    Optimizer.SGD_MOMENTUM: (torch.optim.SGD, {**_SGD, "momentum": MOMENTUM}),
+    Optimizer.SGD: (torch.optim.SGD, _SGD),
 }
 
 
-def class_of(kind: Optimizer) -> tuple[Callable[..., torch.optim.Optimizer], dict[str, Any]]:
+def class_of(kind: Optimizer) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
     """torch's class and what it is given, for a library that makes the optimizer itself. KeyError as below."""
-    make = _MAKE[kind]
-    return make.func, make.keywords
+    return _MADE_OF[kind]
 
 
 def make_optimizer(kind: Optimizer, owned: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
     """An optimizer of `owned`. KeyError for one that is arithmetic only, which `cluster.capacity` refuses."""
-    return _MAKE[kind](list(owned))
+    made_of, options = _MADE_OF[kind]
+    return made_of(list(owned), **options)

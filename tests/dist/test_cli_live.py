@@ -103,7 +103,7 @@ def test_doctor_names_what_a_dead_owner_left_behind(tmp_path: Path) -> None:
         left.wait()
     assert done.returncode == 1
     assert f"kill -9 {left.pid}" in " ".join(done.stdout.split())
-    assert "1 of 20 checks failed: leftover engines." in done.stdout
+    assert "1 of 27 checks failed: leftover engines." in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 

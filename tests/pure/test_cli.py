@@ -268,7 +268,7 @@ def test_the_table_has_the_step_phase_by_phase(capsys: pytest.CaptureFixture[str
             ("once a step", "use zero2"),
         ),
         (("predict", "--reshard-after-forward", "no"), ("'no'", "true or false")),
-        (("predict", "--reshard-after-forward", "true", "--strategy", "ddp"), ("zero3, shard_grad_op and hybrid_shard only",)),
+        (("predict", "--reshard-after-forward", "true", "--strategy", "ddp"), ("zero3 and shard_grad_op only",)),
         (
             ("predict", "--reshard-after-forward", "false", "--strategy", "zero3"),
             ("that is --strategy shard_grad_op",),

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from zeroviz.extras import EXTRAS
+
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -103,8 +105,16 @@ def test_constraints_pin_everything_that_is_asked_for() -> None:
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
     assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+", line) for line in lines)
     pinned = {requirement(line)[0] for line in lines}
-    wanted = PROJECT["dependencies"] + PROJECT["optional-dependencies"]["test"]
+    wanted = PROJECT["dependencies"] + [entry for extra in PROJECT["optional-dependencies"].values() for entry in extra]
     assert [entry for entry in wanted if requirement(entry)[0] not in pinned] == []
+
+
+def test_both_optional_extras_are_installed_for_tests_and_named_where_people_look() -> None:
+    """CI runs what `make test` installs; conda has no extras, so its file says how they come."""
+    assert set(PROJECT["optional-dependencies"]) == {extra.name for extra in EXTRAS.values()} | {"test"}
+    assert "'.[test,deepspeed,megatron]'" in (ROOT / "Makefile").read_text()
+    for path in ("README.md", "environment.yml"):
+        assert "install -c constraints.txt -e '.[deepspeed,megatron]'" in (ROOT / path).read_text(), path
 
 
 def test_there_is_an_explorer() -> None:

@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from tests.every import settings_of
 from zeroviz.category import Category
 from zeroviz.course import course_of
 from zeroviz.events import Changes, Event, as_events
