@@ -85,7 +85,7 @@ _DEEPSPEED, _MEGATRON = Implementation.DEEPSPEED, Implementation.MEGATRON
 SETTINGS: Mapping[str, Setting] = {
     "bucket_nbytes": Setting(
         int,
-        "bytes of a gradient bucket",
+        "bytes of a gradient bucket; unless set, the first has 1 MiB",
         {_DDP: "bucket_cap_mb", _ZRO: "bucket_cap_mb of its DDP"},
         {_DDP: 25 * MIB, _ZRO: 25 * MIB},
     ),

@@ -128,14 +128,18 @@ def rank_groups(trace: Trace) -> tuple[RankGroup, ...]:
 def _padding_lines(trace: Trace) -> list[str]:
     """How much of the rest, the host's included, is padding, ranks that pad alike folded; nothing if there is none."""
     by_nbytes: dict[int, list[range]] = {}
+    num_shards = trace.spec.num_shards
     for ranks, rank in alike(trace.ranks):
-        by_nbytes.setdefault(rank.padding_nbytes, []).append(ranks)
+        if ranks.start >= num_shards:  # the other shard groups are copies
+            break
+        by_nbytes.setdefault(rank.padding_nbytes, []).append(range(ranks.start, min(ranks.stop, num_shards)))
     if set(by_nbytes) == {0}:
         return []
     if len(by_nbytes) > 4:
         text = f"from {min(by_nbytes):,} B to {max(by_nbytes):,} B a rank"
     else:
-        text = "; ".join(f"{stretch_label(ranks)}: {nbytes:,} B" for nbytes, ranks in by_nbytes.items())
+        each = " of each group" if trace.spec.num_replicas > 1 else ""
+        text = "; ".join(f"{stretch_label(ranks)}{each}: {nbytes:,} B" for nbytes, ranks in by_nbytes.items())
     has_host = bool(trace.ranks[0].at_rest_on_host)
     return entry("  of both, padding" if has_host else "  of this, padding", text)
 

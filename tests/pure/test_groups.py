@@ -132,6 +132,9 @@ def test_the_tables_show_in_group_and_across_groups_apart() -> None:
     for words in ("all_gather fp32 in group 8", "reduce_scatter fp32 in group 4", "all_reduce fp32 across groups 4"):
         assert words in text
     assert "in group: 2/3 of the payload; across groups: 2 x 1/2 of the payload" in text
+    many = text_of(RunSpec(model=PRESETS["tiny"], strategy=HYBRID, ranks=4096, shard_ranks=8))
+    assert "of this, padding ranks 0-6 of each group: 0 B; rank 7 of each group: 224 B" in many  # 14 elements of 16 B
+    assert "falls with G" in many
 
 
 def test_a_trace_with_groups_survives_plain_data_and_one_without_reads_as_all() -> None:
