@@ -13,7 +13,7 @@ from typing import Self
 
 from zeroviz.backend import OnProgress, Progress, RunState
 from zeroviz.spec import Implementation, RunSpec
-from zeroviz.wording import strategy_label
+from zeroviz.wording import title
 
 # Operators for each parameter, counted for llama3-8b and its 291 parameters.
 _MAKING = {Implementation.OWN: 10, Implementation.FSDP2: 20}
@@ -54,8 +54,7 @@ class Pace:
         self._start = self._last_s = self._clock()
         self._num_at_last = 0
         self._next_look = self._start + _FIRST_LOOK_S / 2
-        ranks = f"{spec.ranks:,} rank{'s' * (spec.ranks > 1)}"
-        self._tell(RunState.RUNNING, f"rehearsing {strategy_label(spec)} on {ranks}, {spec.precision.value}")
+        self._tell(RunState.RUNNING, f"rehearsing {title(spec)}")
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:

@@ -24,7 +24,7 @@ from cluster.pool import Pool
 from zeroviz.backend import OnProgress, Progress, RunState
 from zeroviz.errors import RunError, SpecError
 from zeroviz.spec import RunSpec
-from zeroviz.wording import strategy_label
+from zeroviz.wording import title
 
 T = TypeVar("T")
 
@@ -228,8 +228,7 @@ class Session:
         on_progress(
             Progress(
                 RunState.RUNNING,
-                f"running {strategy_label(spec)} on {spec.ranks} rank{'s' * (spec.ranks > 1)}, {spec.precision.value} "
-                f"({placement.backend}, {devices})",
+                f"running {title(spec)} ({placement.backend}, {devices})",
             )
         )
         ranks = await self._run_ranks(pool, spec, placement, job)

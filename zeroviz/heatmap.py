@@ -16,7 +16,7 @@ from zeroviz.models import Family
 from zeroviz.peak import peak_of
 from zeroviz.quantity import format_gb_gib, format_nbytes
 from zeroviz.spec import Implementation, RunSpec
-from zeroviz.wording import overlap_options, recipe_sum, step_options, title
+from zeroviz.wording import overlap_options, recipe_sum, step_options, strategy_label
 
 RANKS = tuple(2**power for power in range(12))
 NUM_ROWS = 12
@@ -181,7 +181,8 @@ def _title(found: HeatMap) -> str:
 def _subtitle(found: HeatMap) -> tuple[str, ...]:
     spec = found.spec
     fixed = f"sequence {spec.seq:,}" if found.upward is Upward.BATCH else f"batch {spec.batch:,}"
-    strategy = title(spec).replace(f" on {spec.ranks} rank{'s' * (spec.ranks > 1)}", "")
+    groups = "" if spec.shard_ranks is None else f" in groups of {spec.shard_ranks:,}"
+    strategy = f"{strategy_label(spec)}{groups}, {spec.precision.value}"
     options = [*overlap_options(spec), *step_options(spec)]
     now = found.current
     verdict = "fits with" if now.fits else "does not fit by"

@@ -234,6 +234,8 @@ def _units(spec: RunSpec) -> list[str]:
 
 def _padding_text(unit: Unit, spec: RunSpec) -> str:
     """Elements of padding in the unit; a dash where not units are padded, but what holds all of them."""
+    if spec.impl is Implementation.OWN and spec.strategy.has_whole_buffer:
+        return "-"
     if spec.impl in (Implementation.OWN, Implementation.FSDP2):
         return f"{padding_numel(unit, spec):,}"
     if spec.impl is Implementation.FSDP1:

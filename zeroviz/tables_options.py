@@ -7,7 +7,7 @@ from collections import Counter
 from zeroviz.facts import QUANTIZED_BLOCK_NUMEL
 from zeroviz.gathered import fsdp_root_numel, most_gathered, names
 from zeroviz.models import Family
-from zeroviz.partition import buffers_for, plan_for, shard_numel
+from zeroviz.partition import buffer_numel, buffers_for, plan_for, shard_numel
 from zeroviz.schedule import OpKind, schedule
 from zeroviz.spec import DType, Implementation, Offload, Optimizer, RunSpec, Strategy
 
@@ -89,6 +89,10 @@ def unit_entries(spec: RunSpec) -> list[tuple[str, str]]:
     if spec.impl is not Implementation.OWN:
         return []
     num_units, num_params = len(plan_for(spec).units), spec.model.num_params
+    if spec.strategy.has_whole_buffer:
+        (buffer,) = buffers_for(spec)
+        whole = buffer_numel(buffer, spec)
+        return [("  in one buffer", f"{whole:,} elements, {whole - buffer.numel:,} of them padding")]
     gathered = most_gathered(spec)
     if gathered is None:
         if spec.strategy is Strategy.ZERO2 and num_units == 1:

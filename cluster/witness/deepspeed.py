@@ -23,7 +23,7 @@ from torch.utils.hooks import RemovableHandle
 from cluster.meter import Meter
 from cluster.own.optimizer import make_optimizer
 from cluster.own.step import STEP_COUNTER
-from cluster.witness.deepspeed_engine import engine_for, forget, quiet
+from cluster.witness.deepspeed_engine import backend_now, engine_for, forget, quiet
 from cluster.witness.deepspeed_engine import join as join
 from cluster.witness.plain import PlainModel, PlainSteps
 from zeroviz.schedule import OpKind, Phase
@@ -42,7 +42,7 @@ class DeepSpeed(PlainSteps):
         self._engine = engine_for(plain, base, self.spec)
         self._zero: Any = self._engine.optimizer  # the library's own around `base`; under stage 0 in fp32 `base`
         self._names = _Names(self.spec.strategy, self.meter, plain, self._zero)
-        finalize(self, _close, self._engine, self._names.hooks)
+        finalize(self, _close, self._engine, backend_now(), self._names.hooks)
         return self._engine, base
 
     def step(self) -> float:
@@ -93,10 +93,10 @@ class DeepSpeed(PlainSteps):
         return padding_nbytes(self.spec, self.comm.rank)
 
 
-def _close(engine: Any, hooks: list[RemovableHandle]) -> None:
+def _close(engine: Any, backend: Any, hooks: list[RemovableHandle]) -> None:
     for hook in hooks:  # as the library's own, each is a circle that no garbage collector sees
         hook.remove()
-    forget(engine)
+    forget(engine, backend)
 
 
 class _Names:

@@ -143,15 +143,25 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def forget(engine: Any) -> None:
-    """Drop what is kept of the engine's run. See [Note: left in the process]. After a failed run, whose processes end,
-    there may be no group any more, without which the engine cannot be told to go."""
-    if not deepspeed_comm.is_initialized():
-        return
-    engine.destroy()
+def forget(engine: Any, backend: Any) -> None:
+    """Drop what is kept of the engine's run. See [Note: left in the process]. backend: DeepSpeed's when it was made.
+
+    Without a group, as when steps outlive it, the engine cannot be told to go; the circles are cut all the same.
+    """
+    for hook in getattr(engine.optimizer, "_grad_acc_hooks", ()):
+        hook.remove()
+    if deepspeed_comm.is_initialized():
+        engine.destroy()
     _released.cache_clear()
-    parameter_offload.FWD_MODULE_STACK.clear()
-    _forget_group()
+    stack = parameter_offload.FWD_MODULE_STACK
+    stack[:] = [module for module in stack if module is not engine.module]
+    if deepspeed_comm.cdb is backend:
+        _forget_group()
+
+
+def backend_now() -> Any:
+    """What stands between DeepSpeed and torch's group: one object a run."""
+    return deepspeed_comm.cdb
 
 
 def _forget_group() -> None:

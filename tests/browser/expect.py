@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from tests.browser.lab import ExplorerPage
+from zeroviz.spec import Implementation
 from zeroviz.trace import Trace
 
 WAIT_S = 15.0
@@ -34,7 +35,10 @@ def expected(trace: Trace) -> dict[tuple[int, str, str], int]:
 def assert_shows(explorer: ExplorerPage, trace: Trace) -> None:
     """Wait until title, table and bars are the trace's, on every rank: a few redraws may be under way."""
     spec = trace.spec
-    title = f"{spec.strategy.label} on {spec.ranks} rank{'s' * (spec.ranks > 1)}, {spec.precision.value}"
+    groups = f" in groups of {spec.shard_ranks}" if spec.shard_ranks else ""
+    code = "" if spec.impl is Implementation.OWN else f" ({spec.impl.value})"
+    ranks = f"{spec.ranks} rank{'s' * (spec.ranks > 1)}"
+    title = f"{spec.strategy.label}{code} on {ranks}{groups}, {spec.precision.value}"
     cells, bars = expected(trace), [rank.peak().total for rank in trace.ranks]
 
     def shown() -> bool:

@@ -10,10 +10,21 @@ from playwright.sync_api import Browser
 
 from tests.browser.expect import assert_shows, expected, wait_until
 from tests.browser.lab import ROOT, ExplorerPage, Lab
+from tests.every import settings_of
 from zeroviz.heatmap import RANKS
 from zeroviz.models import PRESETS
 from zeroviz.predict import predict
-from zeroviz.spec import Checkpointing, Offload, Optimizer, Precision, RunSpec, Strategy, UnitPolicy
+from zeroviz.spec import (
+    Checkpointing,
+    Implementation,
+    Offload,
+    Optimizer,
+    Precision,
+    RunSpec,
+    Settings,
+    Strategy,
+    UnitPolicy,
+)
 from zeroviz.timeline import build_timeline
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
@@ -26,6 +37,7 @@ COLD_RUN_S, WARM_RUN_S = 120.0, 60.0
 def start_state(explorer: ExplorerPage, ranks: int = 2) -> None:
     """tiny, ZeRO-3, fp32, unit block, 32 tokens, 2 ranks or so: set as a person would."""
     explorer.control("model").locator("select").select_option(index=0)
+    explorer.control("impl").locator("select").select_option(index=0)
     explorer.press("strategy", "ZeRO-3")
     explorer.press("precision", "fp32")
     explorer.press("unit", "whole model")  # which also puts "blocks a unit" back to 1
@@ -53,10 +65,28 @@ def test_keys_move_the_ranks(explorer: ExplorerPage) -> None:
 def test_each_strategy_shows_its_prediction(explorer: ExplorerPage, strategy: Strategy) -> None:
     start_state(explorer)
     explorer.press("strategy", strategy.label)
-    assert_shows(explorer, predict(RunSpec(model=PRESETS["tiny"], strategy=strategy, ranks=2)))
+    assert_shows(explorer, predict(RunSpec(model=PRESETS["tiny"], ranks=2, **settings_of(strategy, 2))))
     enabled = {name for name in ("zero1-form", "prefetch") if not is_disabled(explorer, name)}
     only_zero1 = {"zero1-form"} if strategy is Strategy.ZERO1 else set()
     assert enabled == only_zero1 | ({"prefetch"} if strategy.shards_param else set())
+
+
+def test_whose_code_runs_the_step_is_a_toggle(explorer: ExplorerPage) -> None:
+    """FSDP2 in place of our own; then DDP, which has no ZeRO-3: strategy and precision follow; its settings come."""
+    start_state(explorer)
+    impls = list(Implementation)
+    explorer.control("impl").locator("select").select_option(index=impls.index(Implementation.FSDP2))
+    spec = RunSpec(model=PRESETS["tiny"], ranks=2, impl=Implementation.FSDP2)
+    assert_shows(explorer, predict(spec))
+    explorer.press("precision", "fsdp-mixed")
+    assert_shows(explorer, predict(replace(spec, precision=Precision.FSDP_MIXED)))
+    assert not explorer.control("bucket-view").is_visible()
+    explorer.control("impl").locator("select").select_option(index=impls.index(Implementation.DDP))
+    ddp = RunSpec(model=PRESETS["tiny"], ranks=2, impl=Implementation.DDP, strategy=Strategy.DDP)
+    assert_shows(explorer, predict(ddp))
+    assert "strategy is now DDP" in explorer.notice() and "precision is now fp32" in explorer.notice()
+    explorer.press("bucket-view", "on")
+    assert_shows(explorer, predict(replace(ddp, settings=Settings(bucket_view=True))))
 
 
 def is_disabled(explorer: ExplorerPage, name: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from dataclasses import replace
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -20,9 +21,10 @@ from cluster.rank import RankJob, joined_group, run_rank
 from cluster.steps import steps_of
 from cluster.text import load_batch
 from tests.dist.plain_steps import CPU, live, rest
-from tests.dist.ranks import RankPool
+from tests.dist.ranks import MAX_RANKS, RankPool
 from tests.dist.test_parity import BF16_SUM_BOUND, BOUND, NUM_STEPS, distance
 from tests.dist.test_parity import reference as fp32_reference
+from zeroviz.collectives import CollectiveOp
 from zeroviz.compare import compare
 from zeroviz.models import PRESETS
 from zeroviz.predict import predict
@@ -37,6 +39,18 @@ pytestmark = [
     # The first run in a process imports it.
     pytest.mark.timeout(600),
 ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def imported(rank_pool: RankPool) -> None:
+    """The library's import takes seconds a process, and the bound on a run is for the run."""
+    futures = [rank_pool._pool.submit(_import) for _ in range(MAX_RANKS)]
+    assert all(future.result(timeout=300) for future in futures)
+
+
+def _import() -> bool:
+    return bool(import_module("cluster.witness.deepspeed"))
+
 
 STAGES = (Strategy.DDP, Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3)
 RECIPES = (Precision.FP32, Precision.BF16_MIXED, Precision.BF16_FP32GRAD)
@@ -308,8 +322,9 @@ def test_its_gathers_are_those_of_the_coordinator(
     got = [rank_from_dict(result) for result in rank_pool.run(with_small_limits, spec)]
     for ours, theirs in zip(want, got, strict=True):
         ours.check()
-        calls = [(call.op, call.payload_nbytes, call.phase) for call in theirs.collectives]
-        assert calls == [(call.op, call.payload_nbytes, call.phase) for call in ours.collectives]
+        for op in CollectiveOp:  # a gather in backward is booked before the gradients of its segment
+            calls = [(call.payload_nbytes, call.phase) for call in theirs.collectives if call.op is op]
+            assert calls == [(call.payload_nbytes, call.phase) for call in ours.collectives if call.op is op], op
         gathered = sum(call.payload_nbytes for call in theirs.collectives if call.op.value == "all_gather")
         assert gathered > 1.3 * 4 * spec.model.num_params  # more than once
         assert rest(ours) == rest(theirs)

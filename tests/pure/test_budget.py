@@ -315,3 +315,15 @@ def test_refusals(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> 
     assert captured.out == ""
     assert said in captured.err
     assert captured.err.count("\n") == 1
+
+
+def test_more_shard_groups_help_no_rank_and_the_budget_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """P = 1e9 in fp32, 2 ranks a group: 8P at rest, 4P + 4P in backward, 16e9 bytes, whatever the number of groups."""
+    words = "--params 1e9 --strategy hybrid_shard --ranks 64 --shard-ranks 2 --precision fp32 --reserve 0"
+    data = json.loads(zeroviz(capsys, *words.split(), "--gpu", "16GB", "--json"))
+    (row,) = data["rows"]
+    assert row["shard_ranks"] == 2 and row["smallest_ranks"]["value"] == 2
+    assert row["smallest_ranks"]["peak"]["total"] == 16 * 10**9
+    out = zeroviz(capsys, *words.split(), "--gpu", "15GB")
+    assert "HYBRID_SHARD, groups of 2 ranks" in out
+    assert "more shard groups of 2 are copies and do not help" in " ".join(out.split())

@@ -29,6 +29,8 @@ SPECS = [
     RunSpec(model=PRESETS["llama3-70b"], ranks=1024, precision=Precision.BF16_MIXED, seq=8192, prefetch=1),
     RunSpec(model=PRESETS["gpt2"], strategy=Strategy.ZERO1, zero1_form=Zero1Form.ALL_REDUCE, batch=3),
     RunSpec(model=PRESETS["tiny"], impl=Implementation.FSDP2, strategy=Strategy.SHARD_GRAD_OP, seed=5, steps=2),
+    RunSpec(model=PRESETS["gpt2"], strategy=Strategy.HYBRID_SHARD, ranks=16, shard_ranks=8, clip_norm=0.5),
+    RunSpec(model=PRESETS["tiny"], strategy=Strategy.MEGATRON_OPTIM, precision=Precision.BF16_FP32GRAD),
     RunSpec(
         model=PRESETS["tiny-llama"],
         unit=UnitPolicy.parse("block:2"),

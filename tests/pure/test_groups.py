@@ -194,6 +194,14 @@ def test_megatrons_shards_cut_units_and_parameters_wherever_they_fall() -> None:
     assert [rest_padding_nbytes(spec, rank) for rank in range(3)] == [8, 8, 8 + 8]
 
 
+def test_the_tables_pad_the_buffer_and_no_unit() -> None:
+    text = text_of(RunSpec(model=PRESETS["tiny"], strategy=MEGATRON, ranks=3))
+    assert "root 21,395 - block 0 37,237 - largest" in text
+    assert "in one buffer 133,107 elements, 1 of them padding" in text
+    assert "of this, padding ranks 0-1: 8 B; rank 2: 16 B" in text
+    assert "4 B of step counters, one scalar a buffer" in text
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 7])
 @pytest.mark.parametrize("settings", [{}, {"accumulation": 3}, {"accumulation": 3, "no_sync": True}], ids=str)
 def test_megatron_sends_four_and_two_bytes_a_parameter(ranks: int, settings: dict[str, Any]) -> None:

@@ -32,6 +32,7 @@ MAPS = {
     "tiny": map_of(Upward.BATCH, model=PRESETS["tiny"], seq=32),
     "learned positions": map_of(Upward.SEQ, model=PRESETS["gpt2"], seq=1000),
     "recomputed": map_of(Upward.SEQ, checkpointing=Checkpointing(1)),
+    "one buffer": map_of(Upward.BATCH, strategy=Strategy.MEGATRON_OPTIM, precision=Precision.FP32),
 }
 
 
@@ -120,3 +121,13 @@ def test_what_has_no_map_is_refused_in_a_sentence() -> None:
         build_heatmap(spec, Upward.BATCH, H100, 0)
     with pytest.raises(SpecError, match="leaves nothing"):
         map_of(Upward.BATCH, parse_capacity("2GiB"), 2 * 2**30)
+
+
+@pytest.mark.parametrize(("ranks", "group"), [(8, 4), (6, 3), (4096, 4096)])
+def test_more_shard_groups_are_columns_that_are_alike_and_a_note_says_so(ranks: int, group: int) -> None:
+    found = map_of(Upward.BATCH, strategy=Strategy.HYBRID_SHARD, ranks=ranks, shard_ranks=group)
+    assert ranks in found.ranks and all(count % group == 0 for count in found.ranks)
+    assert all(len({cell.peak_nbytes for cell in row}) == 1 for row in found.rows)
+    assert any("copies" in note for note in found.notes)
+    assert found.current.peak_nbytes == predict(found.spec).ranks[0].peak().total
+    assert not any("copies" in note for note in MAPS["batch"].notes)

@@ -8,6 +8,7 @@ import re
 import time
 from dataclasses import replace
 from html import unescape
+from itertools import product
 from typing import Any
 
 import ipywidgets as widgets
@@ -18,14 +19,15 @@ from zeroviz.backend import RunState
 from zeroviz.compare import UNEXPLAINED
 from zeroviz.errors import RunError, SpecError
 from zeroviz.heatmap import Upward
+from zeroviz.implementations import PAIRS, PRECISIONS
 from zeroviz.models import PRESETS
 from zeroviz.panel import ExplorerPanel, explorer, fit
 from zeroviz.panel.controls import UNSET
 from zeroviz.panel.tables import tables_html
 from zeroviz.predict import predict
 from zeroviz.scene import build_scene
-from zeroviz.settings import SETTINGS
-from zeroviz.spec import DType, Offload, Optimizer, Precision, RunSpec, Strategy, UnitKind, Zero1Form
+from zeroviz.settings import SETTINGS, BackwardPrefetch
+from zeroviz.spec import DType, Implementation, Offload, Optimizer, Precision, RunSpec, Strategy, UnitKind, Zero1Form
 from zeroviz.state import Explorer
 from zeroviz.toggles import TOGGLES
 from zeroviz.trace import AllocatorReading, Category, Origin, Trace
@@ -446,3 +448,45 @@ def test_the_panel_is_one_widget_that_shows_its_state() -> None:
     assert isinstance(page, widgets.VBox) and page.state.spec.ranks == 4
     page.state.zoom = True
     assert page.controls.widget["zoom"].value is True
+
+
+SETTINGS_OF = {
+    Implementation.DDP: ({}, {"bucket_view": True}, {"bucket_nbytes": 100_000}),
+    Implementation.ZERO_REDUNDANCY: ({}, {"bucket_view": True}),
+    Implementation.FSDP1: ({}, {"use_orig_params": True}, {"backward_prefetch": BackwardPrefetch.POST}),
+    Implementation.FSDP2: ({}, {"reduce_dtype": DType.FP32}),
+    Implementation.DEEPSPEED: ({}, {"bucket_numel": 100_000}),
+    Implementation.MEGATRON: ({}, {"bucket_numel": 100_000}),
+}
+
+
+@pytest.mark.parametrize("impl", [impl for impl in Implementation if impl is not Implementation.OWN])
+def test_every_state_of_an_implementation_draws_or_says_why_not(impl: Implementation) -> None:
+    """Each pair x recipe x ranks x unit x setting, from the state before: the page has the prediction, or an error."""
+    page = panel()
+    num_drawn = 0
+    for strategy, precision, ranks, unit, settings in product(
+        PAIRS[impl], PRECISIONS[impl], (1, 3, 4), (UnitKind.MODEL, UnitKind.BLOCK), SETTINGS_OF[impl]
+    ):
+        plain = dict.fromkeys(SETTINGS)
+        asked = {"impl": impl, "strategy": strategy, "precision": precision, "ranks": ranks, "unit": unit}
+        if page.state.choose(**{**plain, **asked, **settings}):
+            assert (page.state.spec.impl, page.state.spec.strategy) == (impl, strategy)
+            assert_shows(page, page.state.predicted)
+            num_drawn += 1
+        else:
+            assert impl.value in page.state.error and page.state.error.endswith(".")
+    assert num_drawn >= 6 * len(PAIRS[impl])
+
+
+def test_an_implementation_takes_what_it_lacks_away_and_says_so() -> None:
+    page = panel()
+    assert page.state.choose(checkpointing=True, prefetch=1, precision=Precision.BF16_MIXED)
+    page.controls.widget["impl"].value = Implementation.FSDP2
+    assert page.state.spec.impl is Implementation.FSDP2 and not page.state.error
+    for words in ("precision is now fp32", "checkpointing is now", "prefetch is now 0", "torch's fully_shard (FSDP2)"):
+        assert words in page.state.notice
+    assert page.controls.widget["reduce_dtype"].layout.display is None
+    assert page.controls.widget["bucket_view"].layout.display == "none"
+    page.controls.widget["strategy"].value = Strategy.ZERO1
+    assert page.state.spec.impl is Implementation.OWN and "the implementation is now own" in page.state.notice

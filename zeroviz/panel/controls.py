@@ -141,7 +141,7 @@ class Controls:
                 self.widget["prefetch"].max = max(state.prefetch, state.largest("prefetch"))
                 _offer(self.widget["ranks"], RANKS, state.ranks)
                 _offer(self.widget["shard_ranks"], group_choices(state.ranks), self._value("shard_ranks"))
-                self.widget["precision"].options = [(p.value, p) for p in PRECISIONS[state.impl]]
+                _offer_precisions(self.widget["precision"], state)
                 self._offer_settings()
                 _offer_clip(self.widget["clip_norm"], state.clip_norm)
                 _offer(self.widget["batch"], BATCHES, state.batch)
@@ -241,6 +241,13 @@ def _offer(slider: widgets.SelectionSlider, usual: Iterable[int], value: int) ->
     options = tuple(sorted({*usual, value}))
     if tuple(slider.options) != options:
         slider.options = options
+
+
+def _offer_precisions(buttons: widgets.ToggleButtons, state: Explorer) -> None:
+    """Offer the recipes that the implementation has."""
+    options = tuple((precision.value, precision) for precision in PRECISIONS[state.impl])
+    if _pairs(buttons) != options:
+        buttons.options = options
 
 
 def _offer_clip(buttons: widgets.ToggleButtons, value: float | None) -> None:

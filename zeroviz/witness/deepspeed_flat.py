@@ -34,22 +34,24 @@ from zeroviz.witness.deepspeed_walk import FP32, Walk
 STAGE_0_NUMEL = 500_000_000  # MEMORY_OPT_ALLREDUCE_SIZE: elements after which stage 0 begins another all-reduce
 
 
-class Stage0(Walk):
-    """Whole gradients, put together and all-reduced when backward is over."""
+class Kept(Walk):
+    """Gradients stay whole till the step is over."""
 
-    fresh = Category.UNSHARDED_GRAD
+    keeps_gradients = True
+
+    def ready(self, shape: NamedShape) -> None:
+        if self.number:  # added to the one that is there
+            self.drop(self.graph.nbytes(shape))
+
+
+class Stage0(Kept):
+    """Whole gradients, put together and all-reduced when backward is over."""
 
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)
         self._order = parameter_order(spec)
-        self._num_before = 0
-
-    def ready(self, shape: NamedShape) -> None:
-        if self._num_before:  # added to the one that is there
-            self.drop(self.graph.nbytes(shape), Category.UNSHARDED_GRAD)
 
     def finish(self) -> None:
-        self._num_before += 1
         if not self.is_last:
             return
         grad = self.spec.recipe.grad
@@ -84,22 +86,11 @@ class Stage0(Walk):
         self.drop(sum(numels) * recipe.grad.itemsize, Category.UNSHARDED_GRAD)
 
 
-class WholeGradients(Walk):
+class WholeGradients(Kept):
     """See [Note: one optimizer of its own]."""
-
-    fresh = Category.UNSHARDED_GRAD
-
-    def __init__(self, spec: RunSpec, rank: int) -> None:
-        super().__init__(spec, rank)
-        self._num_before = 0
-
-    def ready(self, shape: NamedShape) -> None:
-        if self._num_before:
-            self.drop(self.graph.nbytes(shape), Category.UNSHARDED_GRAD)
 
     def finish(self) -> None:
         """The bf16 gradients are added to the fp32 ones; these are reduced, as bf16, with the last micro-batch."""
-        self._num_before += 1
         for shape in parameter_order(self.spec):
             self.make(shape.numel * FP32)
             self.drop(shape.numel * FP32)
@@ -124,9 +115,9 @@ class Bucketed(Walk):
     """Stages 1 and 2. See the notes of the module."""
 
     def __init__(self, spec: RunSpec, rank: int) -> None:
-        self.holds_whole = spec.strategy is Strategy.ZERO1
-        self.fresh = Category.UNSHARDED_GRAD if self.holds_whole else Category.TEMPORARY
         super().__init__(spec, rank)
+        self.keeps_gradients = spec.strategy is Strategy.ZERO1
+        self._kind = Category.UNSHARDED_GRAD if self.keeps_gradients else Category.TEMPORARY
         self.bucket_numel: int = value_of(spec.settings, "bucket_numel", spec.impl)
         self.param, self.part = spec.recipe.param, part_numel(spec)
         self.compact = spec.recipe.grad is not spec.recipe.param
@@ -137,11 +128,10 @@ class Bucketed(Walk):
         self._own_nbytes = 0  # of the owner's gradients, of this micro-batch
         self._summed_nbytes = 0  # of those before it
         self._whole_nbytes = 0  # of stage 1's gradients too large for the bucket
-        self._num_before = 0
 
-    def micro_batch(self, number: int) -> None:
-        self._num_before, self._is_first = number, True
-        super().micro_batch(number)
+    def micro_batch(self) -> None:
+        self._is_first = True
+        super().micro_batch()
 
     def ready(self, shape: NamedShape) -> None:
         if self._is_first:  # a new bucket; under stage 1 that of the micro-batch before is still there
@@ -149,20 +139,20 @@ class Bucketed(Walk):
             self.drop(self._bucket_nbytes, Category.BUCKET)
             self._bucket_nbytes = self.bucket_numel * self.param.itemsize
             self.make(self._bucket_nbytes, Category.BUCKET)
-        if not self.holds_whole:
+        if not self.keeps_gradients:
             self._put(shape)
-        elif self._num_before:
-            self.drop(self.graph.nbytes(shape), Category.UNSHARDED_GRAD)
+        elif self.number:  # added to the one that is there
+            self.drop(self.graph.nbytes(shape))
 
     def finish(self) -> None:
-        if self.holds_whole and self.is_last:
+        if self.keeps_gradients:
+            if not self.is_last:
+                return
             for shape in parameter_order(self.spec):
                 self._put(shape)
-        if self.holds_whole and not self.is_last:
-            return
         self._reduce()
         self._keep()
-        self.drop(self._whole_nbytes, self.fresh)
+        self.drop(self._whole_nbytes, self._kind)
         self.drop(self._bucket_nbytes, Category.BUCKET)
         self._whole_nbytes = self._bucket_nbytes = 0
 
@@ -172,7 +162,7 @@ class Bucketed(Walk):
             self._reduce()
         self._bucket.append(shape)
         if shape.numel <= self.bucket_numel:
-            self.drop(self.graph.nbytes(shape), self.fresh)
+            self.drop(self.graph.nbytes(shape), self._kind)
 
     def _reduce(self) -> None:
         """All-reduce what is in the bucket, and keep what is the rank's."""
@@ -199,8 +189,8 @@ class Bucketed(Walk):
             self.make(self._own_nbytes, self._own)
         if shapes[0].numel > self.bucket_numel:
             nbytes = self.graph.nbytes(shapes[0])
-            if (owned and not self.compact) or not (owned or self.holds_whole):
-                self.drop(nbytes, self.fresh)
+            if (owned and not self.compact) or not (owned or self.keeps_gradients):
+                self.drop(nbytes, self._kind)
             else:
                 self._whole_nbytes += nbytes  # dropped with the bucket
 

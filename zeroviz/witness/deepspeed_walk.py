@@ -30,26 +30,37 @@ _SCRATCH, _KEPT = Category.KERNEL_SCRATCH, Category.ACTIVATION
 class Walk:
     """One rank's step. A stage says what becomes of gradients (`ready`, `finish`) and how it updates (`update`)."""
 
-    fresh = Category.TEMPORARY
-    """Under which category a gradient is born."""
+    keeps_gradients = False
+    """Whether a micro-batch's gradients stay whole: the first one's do, later ones are added to them and dropped."""
 
     def __init__(self, spec: RunSpec, rank: int) -> None:
         self.spec, self.rank = spec, rank
         self.ledger = Ledger()
         self.collectives: list[Collective] = []
-        self.graph = Graph(spec, fresh=self.fresh)
-        self.is_last = False
+        self.number = 0
+        """Of the micro-batch."""
+        self._staying = Graph(spec, fresh=Category.UNSHARDED_GRAD)
+        self._passing = Graph(spec, fresh=Category.TEMPORARY)
+
+    @property
+    def is_last(self) -> bool:
         """Whether the micro-batch is the step's last."""
+        return self.number == self.spec.accumulation - 1
+
+    @property
+    def graph(self) -> Graph:
+        """Of the micro-batch; its gradients are born as what they are going to be."""
+        return self._staying if self.keeps_gradients and self.number == 0 else self._passing
 
     def step(self) -> None:
         """Book the whole step."""
         for number in range(self.spec.accumulation):
-            self.is_last = number == self.spec.accumulation - 1
-            self.micro_batch(number)
+            self.number = number
+            self.micro_batch()
             self.ledger.at(Phase.OPTIMIZER.label, OpKind.OPTIMIZER_STEP.label, "")
         self.update()
 
-    def micro_batch(self, number: int) -> None:
+    def micro_batch(self) -> None:
         graph, ledger = self.graph, self.ledger
         graph.load_batch(ledger)
         self.forward()
