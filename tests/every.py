@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
+from typing import Any, TypeVar
 
 from zeroviz.precision import OWN_PRECISIONS, WHOLE_BUFFER_PRECISIONS
 from zeroviz.spec import Offload, Precision, Strategy
 from zeroviz.toggles import usual_shard_ranks
+
+T = TypeVar("T")
+U = TypeVar("U")
 
 
 def settings_of(strategy: Strategy, ranks: int) -> dict[str, Any]:
@@ -29,3 +34,10 @@ def exists(
 def pairs(precisions: Iterable[Precision] = OWN_PRECISIONS) -> list[tuple[Strategy, Precision]]:
     """Every strategy with every recipe that it has."""
     return [(strategy, precision) for precision in precisions for strategy in Strategy if exists(strategy, precision)]
+
+
+def crossed(first: Sequence[T], second: Sequence[U]) -> list[tuple[T, U]]:
+    """Every value of each, in turns: (a0, b0), (a1, b1), (a0, b2), ... With ZEROVIZ_WHOLE_GRID set each with each."""
+    if os.environ.get("ZEROVIZ_WHOLE_GRID"):
+        return list(product(first, second))
+    return [(first[i % len(first)], second[i % len(second)]) for i in range(max(len(first), len(second)))]

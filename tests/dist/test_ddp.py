@@ -14,6 +14,7 @@ from cluster.witness.plain import PlainSteps
 from tests.dist.plain_steps import assert_as_predicted, live, rest, train, with_steps
 from tests.dist.ranks import RankPool
 from tests.dist.test_parity import BF16_SUM_BOUND, BOUND, distance, reference
+from tests.every import crossed
 from zeroviz.collectives import CollectiveOp
 from zeroviz.models import PRESETS, ModelShape
 from zeroviz.predict import predict
@@ -38,8 +39,7 @@ def ddp(model: ModelShape = TINY, ranks: int = 2, **settings: Any) -> RunSpec:
 # ---- it trains ----
 
 
-@pytest.mark.parametrize("model", [TINY, LLAMA], ids=lambda model: model.name)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize(("model", "ranks"), crossed([TINY, LLAMA], [1, 2, 3, 4]))
 def test_it_trains_as_one_process_does(rank_pool: RankPool, model: ModelShape, ranks: int) -> None:
     for settings in (Settings(), Settings(bucket_nbytes=30_000, bucket_view=True)):
         spec = ddp(model, ranks, batch=2, settings=settings)

@@ -24,6 +24,7 @@ from tests.dist.plain_steps import CPU, live, rest
 from tests.dist.ranks import MAX_RANKS, RankPool
 from tests.dist.test_parity import BF16_SUM_BOUND, BOUND, NUM_STEPS, distance
 from tests.dist.test_parity import reference as fp32_reference
+from tests.every import crossed
 from zeroviz.collectives import CollectiveOp
 from zeroviz.compare import compare
 from zeroviz.models import PRESETS
@@ -95,8 +96,7 @@ def train(job: RankJob) -> dict[str, Tensor]:
         return {name: master.detach().clone() for name, master in zip(order, masters, strict=True)}
 
 
-@pytest.mark.parametrize("model", ["tiny", "tiny-llama"])
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize(("model", "ranks"), crossed(["tiny", "tiny-llama"], [2, 3, 4]))
 def test_every_stage_trains_as_one_process_does_in_fp32(rank_pool: RankPool, model: str, ranks: int) -> None:
     want, start = fp32_reference(deepspeed(Strategy.DDP, ranks, model, batch=2))
     for stage in STAGES:
@@ -275,7 +275,8 @@ def test_buckets_of_any_size(rank_pool: RankPool, bucket_numel: int) -> None:
 
 @pytest.mark.parametrize("optimizer", [optimizer for optimizer in Optimizer if optimizer.runs])
 def test_every_optimizer(rank_pool: RankPool, optimizer: Optimizer) -> None:
-    for stage in STAGES:
+    number = list(Optimizer).index(optimizer)
+    for stage in {STAGES[number % 4], Strategy.ZERO3}:
         assert_as_predicted(measured(rank_pool, deepspeed(stage, optimizer=optimizer)))
 
 

@@ -24,6 +24,7 @@ from cluster.witness.plain import PlainSegment
 from tests.dist.plain_steps import CPU, assert_as_predicted, live
 from tests.dist.ranks import RankPool
 from tests.dist.test_parity import BF16_SUM_BOUND, BOUND, NUM_STEPS, distance, reference
+from tests.every import crossed
 from zeroviz.causes import is_unexplained
 from zeroviz.collectives import CollectiveOp
 from zeroviz.compare import compare
@@ -68,8 +69,7 @@ def train(job: RankJob) -> dict[str, torch.Tensor]:
             }
 
 
-@MODELS
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize(("model", "ranks"), crossed([TINY, LLAMA], [1, 2, 3, 4]))
 def test_it_trains_as_one_process_does(rank_pool: RankPool, model: ModelShape, ranks: int) -> None:
     want, start = reference(fsdp1(model, ranks, batch=2))
     for strategy in STRATEGIES:
@@ -79,8 +79,7 @@ def test_it_trains_as_one_process_does(rank_pool: RankPool, model: ModelShape, r
                 assert distance(got, want, start) <= BOUND[ranks], spec
 
 
-@MODELS
-@pytest.mark.parametrize("shard_ranks", [2, 4])
+@pytest.mark.parametrize(("model", "shard_ranks"), crossed([TINY, LLAMA], [2, 4]))
 def test_hybrid_shard_trains_as_one_process_does(rank_pool: RankPool, model: ModelShape, shard_ranks: int) -> None:
     want, start = reference(fsdp1(model, 4, batch=2))
     for settings in (Settings(), ORIG):
@@ -89,8 +88,7 @@ def test_hybrid_shard_trains_as_one_process_does(rank_pool: RankPool, model: Mod
             assert distance(got, want, start) <= BOUND[4], settings
 
 
-@MODELS
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize(("model", "ranks"), crossed([TINY, LLAMA], [2, 3, 4]))
 def test_in_bf16_it_trains_as_one_process_with_the_same_casts(
     rank_pool: RankPool, model: ModelShape, ranks: int
 ) -> None:
@@ -130,8 +128,7 @@ def mixed_reference(spec: RunSpec) -> tuple[dict[str, torch.Tensor], dict[str, t
     return {name: parameter.detach() for name, parameter in held.items()}, start
 
 
-@MODELS
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize(("model", "ranks"), crossed([TINY, LLAMA], [2, 3, 4]))
 def test_mixed_precision_trains_as_one_process_with_the_same_casts(
     rank_pool: RankPool, model: ModelShape, ranks: int
 ) -> None:
@@ -147,8 +144,7 @@ def test_mixed_precision_trains_as_one_process_with_the_same_casts(
 # ---- it is predicted ----
 
 
-@MODELS
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize(("model", "ranks"), crossed([TINY, LLAMA], [1, 2, 3, 4]))
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_rank_holds_what_was_predicted(
     rank_pool: RankPool, model: ModelShape, ranks: int, strategy: Strategy
@@ -170,8 +166,7 @@ def test_every_rank_holds_what_was_predicted(
         assert_as_predicted(live(rank_pool, spec))
 
 
-@MODELS
-@pytest.mark.parametrize("shard_ranks", [2, 4])
+@pytest.mark.parametrize(("model", "shard_ranks"), crossed([TINY, LLAMA], [2, 4]))
 def test_hybrid_ranks_hold_and_send_what_was_predicted(
     rank_pool: RankPool, model: ModelShape, shard_ranks: int
 ) -> None:

@@ -25,6 +25,7 @@ from tests.dist.ranks import RankPool
 from tests.dist.test_fsdp2 import fsdp2, trained
 from tests.dist.test_parity import BF16_SUM_BOUND, BOUND, NUM_STEPS, distance, reference
 from tests.dist.test_rehearse import assert_same_events, live
+from tests.every import crossed
 from zeroviz.collectives import Group
 from zeroviz.compare import compare
 from zeroviz.predict import predict
@@ -67,8 +68,7 @@ def mixed_reference(spec: RunSpec) -> tuple[dict[str, torch.Tensor], dict[str, t
     return {name: master.detach() for name, master in masters.items()}, start
 
 
-@pytest.mark.parametrize("model", ["tiny", "tiny-llama"])
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize(("model", "ranks"), crossed(["tiny", "tiny-llama"], [2, 3, 4]))
 def test_mixed_precision_trains_as_one_process_with_its_casts(rank_pool: RankPool, model: str, ranks: int) -> None:
     """Summed in fp32 to the bounds of fp32; summed in bf16 over more than two ranks the order of additions shows."""
     for settings, bound in ((FP32_SUMS, BOUND[ranks]), (Settings(), BOUND[2] if ranks == 2 else BF16_SUM_BOUND)):
@@ -89,8 +89,7 @@ TRAINED: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("model", ["tiny", "tiny-llama"])
-@pytest.mark.parametrize("number", range(len(TRAINED)))
+@pytest.mark.parametrize(("model", "number"), crossed(["tiny", "tiny-llama"], range(len(TRAINED))))
 def test_every_option_trains_as_one_process_does(rank_pool: RankPool, model: str, number: int) -> None:
     spec = fsdp2(model, **TRAINED[number])
     want, start = reference(spec)
@@ -114,8 +113,7 @@ HELD: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("model", ["tiny", "tiny-llama"])
-@pytest.mark.parametrize("number", range(len(HELD)))
+@pytest.mark.parametrize(("model", "number"), crossed(["tiny", "tiny-llama"], range(len(HELD))))
 def test_real_ranks_hold_what_was_rehearsed_and_predicted(rank_pool: RankPool, model: str, number: int) -> None:
     """Event by event; and beside the prediction nothing on the machine is without a name, the backend's copies and
     kernels' scratch included."""

@@ -25,6 +25,7 @@ from cluster.text import load_batch
 from tests.dist.plain_steps import CPU, live, rest, turns
 from tests.dist.ranks import RankPool
 from tests.dist.test_parity import BOUND, NUM_STEPS, distance, initial_value
+from tests.every import crossed
 from zeroviz.collectives import CollectiveOp
 from zeroviz.compare import compare
 from zeroviz.models import PRESETS, ModelShape
@@ -135,8 +136,7 @@ def assert_trains(rank_pool: RankPool, spec: RunSpec, bound: float) -> None:
     assert distance(got, want, start) <= bound, spec
 
 
-@pytest.mark.parametrize("model", [TINY, LLAMA], ids=lambda model: model.name)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize(("model", "ranks"), crossed([TINY, LLAMA], [1, 2, 3, 4]))
 def test_it_trains_as_one_process_with_the_same_casts(rank_pool: RankPool, model: ModelShape, ranks: int) -> None:
     """To the last bit, in both recipes: the reference adds in gloo's order."""
     for precision in RECIPES:

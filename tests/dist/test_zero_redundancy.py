@@ -15,6 +15,7 @@ from cluster.witness.zero_redundancy import ZeroRedundancy, ZeroRedundancyOptimi
 from tests.dist.plain_steps import assert_as_predicted, live, train, with_steps
 from tests.dist.ranks import RankPool
 from tests.dist.test_parity import BF16_SUM_BOUND, BOUND, distance, reference
+from tests.every import crossed
 from zeroviz.collectives import CollectiveOp
 from zeroviz.models import PRESETS, ModelShape
 from zeroviz.predict import predict
@@ -35,8 +36,7 @@ def zro(model: ModelShape = TINY, ranks: int = 2, **settings: Any) -> RunSpec:
 # ---- it trains ----
 
 
-@pytest.mark.parametrize("model", [TINY, LLAMA], ids=lambda model: model.name)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize(("model", "ranks"), crossed([TINY, LLAMA], [1, 2, 3, 4]))
 def test_it_trains_as_one_process_does(rank_pool: RankPool, model: ModelShape, ranks: int) -> None:
     """Every rank ends with the same parameters, those that others own included."""
     for settings in (Settings(), Settings(bucket_nbytes=30_000, bucket_view=True)):
@@ -70,8 +70,7 @@ def test_micro_batches_train_as_one_process_does(rank_pool: RankPool) -> None:
 OPTIMIZERS = [optimizer for optimizer in Optimizer if optimizer.runs]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-@pytest.mark.parametrize("model", [TINY, LLAMA], ids=lambda model: model.name)
+@pytest.mark.parametrize(("model", "ranks"), crossed([TINY, LLAMA], [1, 2, 3, 4]))
 def test_every_rank_holds_and_sends_what_is_predicted(rank_pool: RankPool, model: ModelShape, ranks: int) -> None:
     """Optimizers, recipes, units and buckets go round, so that all of them meet."""
     for number, optimizer in enumerate(OPTIMIZERS):
