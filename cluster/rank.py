@@ -71,6 +71,7 @@ def run_rank(job: RankJob) -> dict[str, Any]:
         groups.check()
         trace, method = _train(job, comm, device, groups)
         result = rank_to_dict(trace)
+        _collect()  # what a library holds in circles goes while its group is still there
     result["environment"] = {
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -119,13 +120,19 @@ def joined_group(job: RankJob) -> Iterator[Collectives]:
         dist.destroy_process_group()
 
 
+def _collect() -> None:
+    """Drop what nobody holds, twice: finalizers of a library's objects may cut further circles."""
+    for _ in range(2):
+        gc.collect()
+
+
 def _train(job: RankJob, comm: Collectives, device: torch.device, groups: GroupCheck) -> tuple[RankTrace, str]:
     """The rank's trace, and how the metered step was read."""
     spec = job.spec
     # One thread a rank: ranks share the cores, and a kernel's scratch grows with its threads.
     torch.set_num_threads(1)
     make = steps_of(spec, comm, device)
-    gc.collect()
+    _collect()
     before = live_nbytes(device)
     meter = Meter()
     executor = make(meter)
