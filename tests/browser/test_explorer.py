@@ -84,7 +84,7 @@ def test_whose_code_runs_the_step_is_a_toggle(explorer: ExplorerPage) -> None:
     explorer.control("impl").locator("select").select_option(index=impls.index(Implementation.DDP))
     ddp = RunSpec(model=PRESETS["tiny"], ranks=2, impl=Implementation.DDP, strategy=Strategy.DDP)
     assert_shows(explorer, predict(ddp))
-    assert "strategy is now DDP" in explorer.notice() and "precision is now fp32" in explorer.notice()
+    assert "strategy is now ddp" in explorer.notice() and "precision is now fp32" in explorer.notice()
     explorer.press("bucket-view", "on")
     assert_shows(explorer, predict(replace(ddp, settings=Settings(bucket_view=True))))
 

@@ -20,7 +20,9 @@ CSS = """<style>
   /* The controls stay in sight while the pictures beside them scroll, which takes a page without a frame that scrolls
      between them and the notebook: Lab's own is clipped instead, see below. */
   .zeroviz-main { overflow: clip; }
-  .zeroviz-desk { position: sticky; top: 0; align-self: start; max-height: calc(100vh - 135px); overflow: hidden auto; }
+  /* No taller than the timeline: beside the page's last part it would be pushed up otherwise. */
+  .zeroviz-desk { position: sticky; top: 0; align-self: start; max-height: min(100vh - 135px, 740px);
+    overflow: hidden auto; }
   .zeroviz-desk > * { flex: 0 0 auto; }
   .zeroviz-desk > .zeroviz-bar { position: sticky; bottom: 0; background: var(--jp-layout-color0, #fff); }
 }
