@@ -32,7 +32,9 @@ from cluster.steps import needs_group, steps_of
 from cluster.witness.chunks import chunks_on_demand
 from cluster.witness.update import Update
 from zeroviz.backend import OnProgress
+from zeroviz.command import command_line
 from zeroviz.errors import RunError, SpecError
+from zeroviz.implementations import can_rehearse
 from zeroviz.memory import rest_padding_nbytes
 from zeroviz.partition import alike_stretches
 from zeroviz.rank_trace import AlikeRanks
@@ -67,7 +69,13 @@ def rehearse(spec: RunSpec, on_progress: OnProgress | None = None, poll: Callabl
 
 
 def check_rehearsable(spec: RunSpec) -> None:
-    """Raise SpecError for a model without layers, and for a batch that would take minutes to write down."""
+    """Raise SpecError for code that only runs for real, a model without layers, and a batch that would take minutes to
+    write down."""
+    if not can_rehearse(spec.impl):
+        raise SpecError(
+            f"impl is {spec.impl.value!r}, which is not rehearsed here: our own code and fsdp2 are; use "
+            f"{command_line('predict', spec)!r} or {command_line('run', spec)!r}."
+        )
     check_runnable(spec)
     if spec.num_tokens_per_rank > MAX_TOKENS:
         raise SpecError(

@@ -27,6 +27,7 @@ from tests.dist.ranks import RankPool
 from tests.every import exists, settings_of
 from zeroviz.backend import RunState
 from zeroviz.errors import RunError, SpecError
+from zeroviz.implementations import PAIRS, can_rehearse
 from zeroviz.maxima import maxima
 from zeroviz.models import PRESETS, bare
 from zeroviz.precision import OWN_PRECISIONS
@@ -165,6 +166,8 @@ def test_a_large_model_takes_no_memory() -> None:
     assert_same(rehearsed.ranks[7], predict(spec).ranks[7], spec)
 
 
+REHEARSED = [impl for impl in Implementation if can_rehearse(impl)]
+
 # ---- sums, see [Note: sums] in cluster/fake.py ----
 
 Graph = Callable[[torch.Tensor], torch.Tensor]
@@ -243,12 +246,19 @@ def test_gradients_add_up_in_place_exactly_where_autograd_would(
     assert num_births(rehearsed()) == num_births(real) + in_place
 
 
+@pytest.mark.parametrize("impl", [impl for impl in Implementation if impl not in REHEARSED])
+def test_code_that_only_runs_for_real_is_refused(impl: Implementation) -> None:
+    strategy = PAIRS[impl][0]
+    with pytest.raises(SpecError, match="is not rehearsed here: our own code and fsdp2 are; use 'zeroviz predict"):
+        rehearse(RunSpec(model=PRESETS["tiny"], ranks=2, impl=impl, strategy=strategy))
+
+
 # ---- answers from a plan ----
 
 
 def test_a_plan_answers_as_torch_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without plans every operator is worked out anew by torch's fake tensors: the same events, one by one."""
-    for impl in Implementation:
+    for impl in REHEARSED:
         spec = RunSpec(model=PRESETS["tiny-llama"], ranks=3, seq=17, precision=Precision.BF16, impl=impl)
         with_plans = rehearse(spec)
         with monkeypatch.context() as patch:
@@ -352,7 +362,7 @@ def test_an_estimate_comes_first_if_it_is_long(ms_each: float) -> None:
     assert all(text.startswith("rehearsing: ") and text.endswith(" left") for text in news[1:])
 
 
-@pytest.mark.parametrize("impl", list(Implementation))
+@pytest.mark.parametrize("impl", REHEARSED)
 def test_the_expected_number_of_operators_is_near(impl: Implementation) -> None:
     """The estimate is a rough one: within a quarter for a model of many blocks, whatever the recipe."""
     for precision in (Precision.FP32, Precision.BF16):
