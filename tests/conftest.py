@@ -28,14 +28,14 @@ def rank_pool() -> Iterator[RankPool]:
     pool.close()
 
 
-WITNESSES = ("ddp", "deepspeed", "fsdp1", "fsdp2_options", "fsdp2_predicted", "megatron", "zero_redundancy")
-ONE_OF = 3
+WITNESSES = ("ddp", "deepspeed", "fsdp1", "fsdp2", "fsdp2_options", "fsdp2_predicted", "megatron", "zero_redundancy")
+ONE_OF = 4
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of the grids of other people's implementations every third cell, and of each test at least one.
+    """Of the grids of other people's implementations every fourth cell, and of each test at least one.
 
-    `ZEROVIZ_WHOLE_GRID=1 make test` runs them all. Which third differs from test to test, so that models, ranks and
+    `ZEROVIZ_WHOLE_GRID=1 make test` runs them all. Which fourth differs from test to test, so that models, ranks and
     recipes all occur.
     """
     if os.environ.get("ZEROVIZ_WHOLE_GRID"):
