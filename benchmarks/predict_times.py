@@ -8,25 +8,38 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from zeroviz.budget import budget_row
 from zeroviz.models import PRESETS
 from zeroviz.outline import outline
 from zeroviz.peak import _moments, peak_of
-from zeroviz.precision import OWN_PRECISIONS
+from zeroviz.precision import OWN_PRECISIONS, WHOLE_BUFFER_PRECISIONS, Precision
 from zeroviz.predict import predict
 from zeroviz.spec import RunSpec, Strategy, UnitPolicy
+from zeroviz.toggles import usual_shard_ranks
 
 NUM_SWEPT = 10_000
+
+
+def of(strategy: Strategy, ranks: int) -> dict[str, Any]:
+    """`strategy` for a RunSpec of `ranks` ranks, with a shard group where it has one."""
+    return {"strategy": strategy, "shard_ranks": usual_shard_ranks(ranks) if strategy.replicates else None}
+
+
+def has(strategy: Strategy, precision: Precision) -> bool:
+    return not strategy.has_whole_buffer or precision in WHOLE_BUFFER_PRECISIONS
 
 
 def specs(models: Iterable[str], units: Iterable[str]) -> Iterator[RunSpec]:
     """Strategies, recipes, sizes and numbers of ranks; the models and units vary fastest of all."""
     sizes = itertools.product(range(1, 1025), ((1, 128), (2, 100), (4, 64)), Strategy, OWN_PRECISIONS, models, units)
     for ranks, (batch, seq), strategy, precision, model, unit in sizes:
+        if not has(strategy, precision):
+            continue
         yield RunSpec(
             model=PRESETS[model],
-            strategy=strategy,
+            **of(strategy, ranks),
             ranks=ranks,
             precision=precision,
             unit=UnitPolicy.parse(unit),
@@ -59,8 +72,9 @@ def main() -> None:
         print(f"  {model.name:<16} {walk_ms:8.2f} ms {peak_ms:8.3f} ms")
 
     tiny = [
-        RunSpec(model=PRESETS["tiny"], strategy=strategy, ranks=ranks, precision=precision, seq=seq)
+        RunSpec(model=PRESETS["tiny"], ranks=ranks, precision=precision, seq=seq, **of(strategy, ranks))
         for strategy, ranks, precision, seq in itertools.product(Strategy, range(1, 17), OWN_PRECISIONS, (31, 32))
+        if has(strategy, precision)
     ]
     start = time.perf_counter()
     for spec in tiny:
@@ -82,9 +96,11 @@ def main() -> None:
     outline.cache_clear()
     _moments.cache_clear()
     start = time.perf_counter()
-    for strategy, precision in itertools.product(Strategy, OWN_PRECISIONS):
-        budget_row(RunSpec(model=PRESETS["llama3-70b"], strategy=strategy, precision=precision, seq=2048), 78 * 2**30)
-    print(f"a whole budget of llama3-70b, 16 rows of 3 answers: {(time.perf_counter() - start) * 1e3:.0f} ms")
+    pairs = [pair for pair in itertools.product(Strategy, OWN_PRECISIONS) if has(*pair)]
+    for strategy, precision in pairs:
+        spec = RunSpec(model=PRESETS["llama3-70b"], ranks=2, precision=precision, seq=2048, **of(strategy, 2))
+        budget_row(spec, 78 * 2**30)
+    print(f"a whole budget of llama3-70b, {len(pairs)} rows of 3 answers: {(time.perf_counter() - start) * 1e3:.0f} ms")
 
 
 if __name__ == "__main__":
