@@ -28,12 +28,16 @@ def rank_pool() -> Iterator[RankPool]:
     pool.close()
 
 
-WITNESSES = ("ddp", "deepspeed", "fsdp1", "fsdp2", "fsdp2_options", "fsdp2_predicted", "megatron", "zero_redundancy")
+GRIDS = (
+    "ddp", "deepspeed", "fsdp1", "fsdp2", "fsdp2_options", "fsdp2_predicted", "megatron", "rehearse", "wire",
+    "zero_redundancy",
+)  # fmt: skip
+"""Files of which a clean machine runs a part, to be done in half an hour: other people's implementations mostly."""
 ONE_OF = 4
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of the grids of other people's implementations every fourth cell, and of each test at least one.
+    """Of the grids every fourth cell, and of each test at least one.
 
     `ZEROVIZ_WHOLE_GRID=1 make test` runs them all. Which fourth differs from test to test, so that models, ranks and
     recipes all occur.
@@ -44,7 +48,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept, left_out = [], []
     for item in items:
         name = item.nodeid.partition("[")[0]
-        is_cell = "[" in item.nodeid and item.path.stem.removeprefix("test_") in WITNESSES
+        is_cell = "[" in item.nodeid and item.path.stem.removeprefix("test_") in GRIDS
         number = seen[name] = seen.get(name, -1) + 1
         in_sample = number == 0 or (number + len(name)) % ONE_OF == 0
         (kept if in_sample or not is_cell else left_out).append(item)
