@@ -155,15 +155,13 @@ def _predict(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from zeroviz.cli_run import rehearse_spec, run_live
+    from zeroviz.cli_run import run_live
     from zeroviz.predict import predict
     from zeroviz.tables_live import render_live
-    from zeroviz.witness.registry import is_predicted
 
     spec = _spec_with_layers(args)
     check_outputs(args.figure, args.trace, args.model, args.timeline)
-    # What is not worked out by arithmetic only its own rehearsal can say what to expect of.
-    predicted = predict(spec) if is_predicted(spec) else rehearse_spec(spec)
+    predicted = predict(spec)
     measured = run_live(spec, save_to=args.save or "", resume_from=args.load or "")
     save_outputs(args.figure, args.trace, predicted, measured, args.timeline)
     print(json.dumps(measured.report(), indent=1) if args.json else render_live(predicted, measured).rstrip())
@@ -174,16 +172,12 @@ def _rehearse(args: argparse.Namespace) -> int:
     from zeroviz.cli_run import rehearse_spec
     from zeroviz.predict import predict
     from zeroviz.tables_rehearsed import render_rehearsed
-    from zeroviz.witness.registry import is_predicted
 
     spec = _spec_with_layers(args)
     check_outputs(args.figure, args.trace, args.model, args.timeline)
     rehearsed = rehearse_spec(spec)
-    predicted = predict(spec) if is_predicted(spec) else None
-    if predicted is None:
-        save_outputs(args.figure, args.trace, rehearsed, None, args.timeline)
-    else:
-        save_outputs(args.figure, args.trace, predicted, rehearsed, args.timeline)
+    predicted = predict(spec)
+    save_outputs(args.figure, args.trace, predicted, rehearsed, args.timeline)
     print(json.dumps(rehearsed.report(), indent=1) if args.json else render_rehearsed(rehearsed, predicted).rstrip())
     return 0
 

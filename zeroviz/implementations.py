@@ -98,15 +98,6 @@ def check_implementation(spec: RunSpec) -> None:
     _check_plain(spec, *_HAD.get(spec.impl, ()))
 
 
-def not_predicted(spec: RunSpec) -> str:
-    """Why a step is not worked out by arithmetic, and what to do."""
-    instead = "zeroviz rehearse" if can_rehearse(spec.impl) else "zeroviz run"
-    return (
-        f"impl is {spec.impl.value!r}, whose order is its own and not worked out by arithmetic; use "
-        f"`{instead} --impl {spec.impl.value}`, or impl own."
-    )
-
-
 def _check_precision(spec: RunSpec) -> None:
     if spec.precision not in PRECISIONS[spec.impl]:
         names = " or ".join(precision.value for precision in PRECISIONS[spec.impl])

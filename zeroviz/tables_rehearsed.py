@@ -1,4 +1,4 @@
-"""Text tables of a rehearsal: beside its prediction where there is one, which is for our own implementation."""
+"""Text tables of a rehearsal beside its prediction."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ from textwrap import wrap
 
 from zeroviz.columns import WIDTH, entry
 from zeroviz.compare import compare
-from zeroviz.tables import header, rank_groups, render
+from zeroviz.tables import header, rank_groups
 from zeroviz.tables_live import rank_tables, wire_tables
 from zeroviz.tables_step import step_table
 from zeroviz.trace import Trace
 
 
-def render_rehearsed(rehearsed: Trace, predicted: Trace | None) -> str:
+def render_rehearsed(rehearsed: Trace, predicted: Trace) -> str:
     """The whole report of a rehearsal."""
-    if predicted is None:
-        return render(rehearsed)
     lines = header(rehearsed)
     names = (predicted.origin.label, rehearsed.origin.label)
     for group in rank_groups(rehearsed):

@@ -29,7 +29,6 @@ from cluster.meter import Meter
 from cluster.own.optimizer import make_optimizer
 from cluster.own.step import STEP_COUNTER
 from cluster.witness.flat import Copies, Instance, Marks, Naming
-from cluster.witness.marked import ZERO_GRAD
 from cluster.witness.plain import PlainModel, PlainSteps
 from zeroviz.collectives import Group
 from zeroviz.partition import plan_for
@@ -38,6 +37,7 @@ from zeroviz.settings import BackwardPrefetch as Prefetch
 from zeroviz.settings import value_of
 from zeroviz.spec import RunSpec, Strategy
 from zeroviz.trace import Category
+from zeroviz.witness.graph import ZERO_GRAD
 
 _SHARDING: Mapping[Strategy, ShardingStrategy] = {
     Strategy.ZERO3: ShardingStrategy.FULL_SHARD,

@@ -43,12 +43,13 @@ from cluster.own.optimizer import make_optimizer
 from cluster.own.step import STEP_COUNTER
 from cluster.text import load_batch
 from cluster.witness.chunks import local_part
-from cluster.witness.marked import ZERO_GRAD, Chain, Marks, Segment
+from cluster.witness.marked import Chain, Marks, Segment
 from zeroviz.collectives import CollectiveOp, Group
 from zeroviz.partition import plan_for
 from zeroviz.schedule import OpKind, Phase
 from zeroviz.spec import RunSpec
 from zeroviz.trace import Category
+from zeroviz.witness.graph import ZERO_GRAD
 
 
 @dataclass(frozen=True)

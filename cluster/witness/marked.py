@@ -21,9 +21,6 @@ from cluster.text import Batch
 from zeroviz.schedule import OpKind, Phase
 from zeroviz.trace import Category
 
-ZERO_GRAD = "zero grad"
-"""An op that own's schedule does not have: the gradients of the step before are dropped."""
-
 
 class Marks:
     """Tells the meter and the collectives which op of the step has begun."""

@@ -21,11 +21,11 @@ from cluster.model import SublayerModule, build_sublayer, initial_value
 from cluster.own.step import STEP_COUNTER
 from cluster.text import Batch, load_batch
 from cluster.witness.counted import Counted
-from cluster.witness.marked import ZERO_GRAD
 from zeroviz.partition import plan_for
 from zeroviz.schedule import OpKind, Phase
 from zeroviz.spec import RunSpec
 from zeroviz.trace import Category
+from zeroviz.witness.graph import ZERO_GRAD
 
 
 class Places:

@@ -85,26 +85,34 @@ def assert_as_predicted(measured: Trace) -> None:
     exact = spec.recipe.compute is DType.FP32
     predicted = predict(spec)
     for want, got in zip(predicted.ranks, measured.ranks, strict=True):
-        what = (spec, got.rank)
-        want.check()
-        assert rest(got) == rest(want), what
-        assert got.step_counter_nbytes == want.step_counter_nbytes, what
-        assert got.padding_nbytes == want.padding_nbytes, what
-        assert got.collectives == want.collectives, what
-        assert got.peak() == want.peak(), what
-        assert got.leftover() == {}, what
+        assert_same_figures(want, got, spec, exact=exact)
         ours, theirs = (turns(trace.events, with_scratch=exact) for trace in (want, got))
-        assert ours == theirs, what
-        if exact:
-            assert got.machine_peak() == want.machine_peak(), what
-        reading = got.allocator
-        assert reading is not None and reading.unattributed_nbytes == 0, what
-        assert reading.rest_nbytes == got.rest_nbytes + got.step_counter_nbytes, what
+        assert ours == theirs, (spec, got.rank)
     comparison = compare(predicted, measured)
     assert comparison.unexplained == (), spec
     if exact:
         rows = (*comparison.memory, *comparison.wire, *comparison.allocator)
         assert all(row.difference == 0 for row in rows), spec
+
+
+def assert_same_figures(want: RankTrace, got: RankTrace, spec: RunSpec, *, exact: bool) -> None:
+    """At rest, on the wire and at the peak to the byte, and nothing that the allocator alone knows of.
+
+    exact: also what this machine's kernels and backend borrow at the peak.
+    """
+    what = (spec, got.rank)
+    want.check()
+    assert rest(got) == rest(want), what
+    assert got.step_counter_nbytes == want.step_counter_nbytes, what
+    assert got.padding_nbytes == want.padding_nbytes, what
+    assert got.collectives == want.collectives, what
+    assert got.peak() == want.peak(), what
+    assert got.leftover() == {}, what
+    if exact:
+        assert got.machine_peak() == want.machine_peak(), what
+    reading = got.allocator
+    assert reading is not None and reading.unattributed_nbytes == 0, what
+    assert reading.rest_nbytes == got.rest_nbytes + got.step_counter_nbytes, what
 
 
 def rest(rank: RankTrace) -> dict[Category, int]:

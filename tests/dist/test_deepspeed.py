@@ -20,7 +20,7 @@ from cluster.own.optimizer import make_optimizer
 from cluster.rank import RankJob, joined_group, run_rank
 from cluster.steps import steps_of
 from cluster.text import load_batch
-from tests.dist.plain_steps import CPU, live, rest
+from tests.dist.plain_steps import CPU, assert_same_figures, live, rest
 from tests.dist.ranks import MAX_RANKS, RankPool
 from tests.dist.test_parity import BF16_SUM_BOUND, BOUND, NUM_STEPS, distance
 from tests.dist.test_parity import reference as fp32_reference
@@ -207,19 +207,7 @@ def assert_as_predicted(trace: Trace) -> None:
     """At rest, on the wire and at the peak to the byte on every rank; what differs beside that has a name."""
     spec, predicted = trace.spec, predict(trace.spec)
     for want, got in zip(predicted.ranks, trace.ranks, strict=True):
-        what = (spec, got.rank)
-        want.check()
-        assert rest(got) == rest(want), what
-        assert got.padding_nbytes == want.padding_nbytes, what
-        assert got.step_counter_nbytes == want.step_counter_nbytes, what
-        assert got.collectives == want.collectives, what
-        assert got.peak() == want.peak(), what
-        assert got.leftover() == {}, what
-        if spec.recipe.param is DType.FP32:
-            assert got.machine_peak() == want.machine_peak(), what
-        reading = got.allocator
-        assert reading is not None and reading.unattributed_nbytes == 0, what
-        assert reading.rest_nbytes == got.rest_nbytes + got.step_counter_nbytes, what
+        assert_same_figures(want, got, spec, exact=spec.recipe.param is DType.FP32)
     assert compare(predicted, trace).unexplained == (), spec
 
 

@@ -17,8 +17,3 @@ PREDICTED: Mapping[Implementation, Callable[[RunSpec], Sequence[RankTrace]]] = {
     Implementation.FSDP2: fsdp2.predicted,
 }
 """The ranks of a spec, rank by rank or in stretches of alike ones (`AlikeRanks`)."""
-
-
-def is_predicted(spec: RunSpec) -> bool:
-    """Whether the step of `spec` is worked out by arithmetic."""
-    return spec.impl is Implementation.OWN or spec.impl in PREDICTED
