@@ -9,7 +9,7 @@ from tests.browser.lab import ExplorerPage
 from zeroviz.spec import Implementation
 from zeroviz.trace import Trace
 
-WAIT_S = 15.0
+WAIT_S = 30.0
 
 
 def wait_until(explorer: ExplorerPage, holds: Callable[[], bool]) -> None:
