@@ -39,7 +39,7 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from cluster.manifest import NAME, Manifest, part_of, read_manifest
-from cluster.own.ddp import DDPUnit
+from cluster.own.ddp import DDPUnit, Slice
 from cluster.own.step import STEP_COUNTER, Executor
 from zeroviz.errors import RunError
 
@@ -122,37 +122,36 @@ def load(executor: Executor, directory: Path) -> Manifest:
 
 
 def _pieces(executor: Executor) -> Iterator[Piece]:
-    """What this rank owns: of each unit the values, then each moment."""
-    for unit in executor.units:
-        yield from _of_unit(unit, PARAM, unit.owned.detach())
+    """What this rank owns: of each slice the values, then each moment."""
+    parts = [(unit, part, optimizer.state[part.owned]) for unit, part, optimizer in _slices(executor)]
+    for unit, part, _ in parts:
+        yield from _of_slice(unit, part, PARAM, part.owned.detach())
     for name in _moment_names(executor):
-        for unit in executor.units:
-            yield from _of_unit(unit, name, _state_of(executor, unit)[name])
+        for unit, part, state in parts:
+            yield from _of_slice(unit, part, name, state[name])
 
 
-def _of_unit(unit: DDPUnit, kind: str, owned: torch.Tensor) -> Iterator[Piece]:
-    """The stretches of the unit's parameters that lie in the rank's shard; padding is nobody's."""
+def _slices(executor: Executor) -> Iterator[tuple[DDPUnit, Slice, torch.optim.Optimizer]]:
+    for updates in executor.updates.values():
+        for update in updates:
+            yield from ((unit, part, update.optimizer) for unit, part in update.parts)
+
+
+def _of_slice(unit: DDPUnit, part: Slice, kind: str, values: torch.Tensor) -> Iterator[Piece]:
+    """The stretches of the unit's parameters that lie in the slice of the rank's shard; padding is nobody's."""
+    first, last = unit.start + part.start, unit.start + part.stop
     start = 0
     for shape in unit.unit.params:
-        low, high = max(start, unit.start), min(start + shape.numel, unit.stop)
+        low, high = max(start, first), min(start + shape.numel, last)
         if low < high:
-            values = owned[low - unit.start : high - unit.start]
-            yield Piece(f"{kind}/{shape.name}", low - start, shape.numel, values)
+            yield Piece(f"{kind}/{shape.name}", low - start, shape.numel, values[low - first : high - first])
         start += shape.numel
-
-
-def _state_of(executor: Executor, unit: DDPUnit) -> dict[str, Any]:
-    for optimizer in executor.optimizers:
-        if unit.owned in optimizer.state:
-            state: dict[str, Any] = optimizer.state[unit.owned]
-            return state
-    return {}
 
 
 def _moment_names(executor: Executor) -> list[str]:
     """The optimizer's states that are as large as what it updates; none for plain SGD."""
-    first = executor.units[0]
-    state = _state_of(executor, first)
+    _, part, optimizer = next(_slices(executor))
+    state = optimizer.state[part.owned]
     return [name for name, value in state.items() if name != STEP_COUNTER and isinstance(value, torch.Tensor)]
 
 

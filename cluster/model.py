@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 from contextlib import nullcontext
 from math import sqrt
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +27,16 @@ from cluster.text import Batch
 from zeroviz.models import Family, ModelShape, NamedShape, Sublayer, SublayerKind
 
 META = torch.device("meta")
+
+
+class Layers(NamedTuple):
+    """Which classes the sublayers with weights of two dimensions are made of."""
+
+    linear: type[nn.Linear] = nn.Linear
+    embedding: type[nn.Embedding] = nn.Embedding
+
+
+TORCH = Layers()
 
 
 class SublayerModule(nn.Module):
@@ -58,11 +69,11 @@ class SublayerModule(nn.Module):
 class Embed(SublayerModule):
     """Token rows, plus position rows where positions are learned. Ignores x and reads batch.tokens."""
 
-    def __init__(self, model: ModelShape) -> None:
+    def __init__(self, model: ModelShape, layers: Layers) -> None:
         super().__init__()
-        self.token = nn.Embedding(model.vocab, model.hidden, device=META)
+        self.token = layers.embedding(model.vocab, model.hidden)
         learned = model.family is Family.GPT2
-        self.position = nn.Embedding(model.positions, model.hidden, device=META) if learned else None
+        self.position = nn.Embedding(model.positions, model.hidden) if learned else None
 
     def forward(self, x: None, batch: Batch) -> Tensor:
         if self.position is None:
@@ -77,11 +88,11 @@ class Embed(SublayerModule):
 class GPT2Attention(SublayerModule):
     """x + c_proj(attention(c_attn(ln_1(x)))); query, key and value are three views of one (batch, seq, 3 hidden)."""
 
-    def __init__(self, model: ModelShape) -> None:
+    def __init__(self, model: ModelShape, layers: Layers) -> None:
         super().__init__()
         self.ln_1 = _norm(model)
-        self.c_attn = _linear(model.hidden, 3 * model.hidden, model.attention_bias)
-        self.c_proj = _linear(model.hidden, model.hidden, model.attention_bias)
+        self.c_attn = layers.linear(model.hidden, 3 * model.hidden, model.attention_bias)
+        self.c_proj = layers.linear(model.hidden, model.hidden, model.attention_bias)
         self.heads = model.heads
 
     def forward(self, x: Tensor, batch: Batch) -> Tensor:
@@ -93,11 +104,11 @@ class GPT2Attention(SublayerModule):
 class GPT2MLP(SublayerModule):
     """x + c_proj(gelu(c_fc(ln_2(x)))), with GPT-2's tanh form of GELU."""
 
-    def __init__(self, model: ModelShape) -> None:
+    def __init__(self, model: ModelShape, layers: Layers) -> None:
         super().__init__()
         self.ln_2 = _norm(model)
-        self.c_fc = _linear(model.hidden, model.ffn, model.mlp_bias)
-        self.c_proj = _linear(model.ffn, model.hidden, model.mlp_bias)
+        self.c_fc = layers.linear(model.hidden, model.ffn, model.mlp_bias)
+        self.c_proj = layers.linear(model.ffn, model.hidden, model.mlp_bias)
 
     def forward(self, x: Tensor, batch: Batch) -> Tensor:
         branch: Tensor = self.c_proj(F.gelu(self.c_fc(self.ln_2(x)), approximate="tanh"))
@@ -107,14 +118,14 @@ class GPT2MLP(SublayerModule):
 class LlamaAttention(SublayerModule):
     """x + o_proj(attention(rotate(q_proj(h)), rotate(k_proj(h)), v_proj(h))) with h = input_layernorm(x)."""
 
-    def __init__(self, model: ModelShape) -> None:
+    def __init__(self, model: ModelShape, layers: Layers) -> None:
         super().__init__()
         num_query, num_kv = model.heads * model.head_dim, model.kv_heads * model.head_dim
         self.input_layernorm = _norm(model)
-        self.q_proj = _linear(model.hidden, num_query, model.attention_bias)
-        self.k_proj = _linear(model.hidden, num_kv, model.attention_bias)
-        self.v_proj = _linear(model.hidden, num_kv, model.attention_bias)
-        self.o_proj = _linear(num_query, model.hidden, model.attention_bias)
+        self.q_proj = layers.linear(model.hidden, num_query, model.attention_bias)
+        self.k_proj = layers.linear(model.hidden, num_kv, model.attention_bias)
+        self.v_proj = layers.linear(model.hidden, num_kv, model.attention_bias)
+        self.o_proj = layers.linear(num_query, model.hidden, model.attention_bias)
         self.heads, self.kv_heads = model.heads, model.kv_heads
 
     def forward(self, x: Tensor, batch: Batch) -> Tensor:
@@ -131,12 +142,12 @@ class LlamaAttention(SublayerModule):
 class LlamaMLP(SublayerModule):
     """x + down_proj(silu(gate_proj(h)) * up_proj(h)) with h = post_attention_layernorm(x)."""
 
-    def __init__(self, model: ModelShape) -> None:
+    def __init__(self, model: ModelShape, layers: Layers) -> None:
         super().__init__()
         self.post_attention_layernorm = _norm(model)
-        self.gate_proj = _linear(model.hidden, model.ffn, model.mlp_bias)
-        self.up_proj = _linear(model.hidden, model.ffn, model.mlp_bias)
-        self.down_proj = _linear(model.ffn, model.hidden, model.mlp_bias)
+        self.gate_proj = layers.linear(model.hidden, model.ffn, model.mlp_bias)
+        self.up_proj = layers.linear(model.hidden, model.ffn, model.mlp_bias)
+        self.down_proj = layers.linear(model.ffn, model.hidden, model.mlp_bias)
 
     def forward(self, x: Tensor, batch: Batch) -> Tensor:
         h = self.post_attention_layernorm(x)
@@ -147,30 +158,27 @@ class LlamaMLP(SublayerModule):
 class Head(SublayerModule):
     """The loss: mean cross-entropy over this rank's tokens, a scalar in fp32."""
 
-    def __init__(self, model: ModelShape) -> None:
+    def __init__(self, model: ModelShape, layers: Layers) -> None:
         super().__init__()
         self.norm = _norm(model)
-        self.output = _linear(model.hidden, model.vocab, bias=False)
+        self.output = layers.linear(model.hidden, model.vocab, bias=False)
 
     def forward(self, x: Tensor, batch: Batch) -> Tensor:
         return F.cross_entropy(self.output(self.norm(x)).float().flatten(0, 1), batch.targets.flatten())
 
 
-def build_sublayer(sublayer: Sublayer, model: ModelShape) -> SublayerModule:
+def build_sublayer(sublayer: Sublayer, model: ModelShape, layers: Layers = TORCH) -> SublayerModule:
     """The module of one sublayer, on the meta device, with its parameters named."""
-    llama = model.family is Family.LLAMA
-    module: SublayerModule
-    match sublayer.kind:
-        case SublayerKind.EMBED:
-            module = Embed(model)
-        case SublayerKind.ATTENTION:
-            module = LlamaAttention(model) if llama else GPT2Attention(model)
-        case SublayerKind.MLP:
-            module = LlamaMLP(model) if llama else GPT2MLP(model)
-        case SublayerKind.HEAD:
-            module = Head(model)
-        case _:
-            raise ValueError(f"{model.name} is a bare parameter count; it has no sublayers to run.")
+    kinds = {
+        SublayerKind.EMBED: Embed,
+        SublayerKind.ATTENTION: LlamaAttention if model.family is Family.LLAMA else GPT2Attention,
+        SublayerKind.MLP: LlamaMLP if model.family is Family.LLAMA else GPT2MLP,
+        SublayerKind.HEAD: Head,
+    }
+    if sublayer.kind not in kinds:
+        raise ValueError(f"{model.name} is a bare parameter count; it has no sublayers to run.")
+    with META:
+        module: SublayerModule = kinds[sublayer.kind](model, layers)
     module.bind(sublayer)
     return module
 
@@ -233,11 +241,7 @@ def _graft(tree: nn.Module, path: list[str], leaf: nn.Module) -> None:
 def _norm(model: ModelShape) -> nn.Module:
     """LayerNorm with bias, or RMSNorm; (..., hidden) to the same."""
     kind = nn.RMSNorm if model.family is Family.LLAMA else nn.LayerNorm
-    return kind(model.hidden, eps=model.epsilon, device=META)
-
-
-def _linear(num_in: int, num_out: int, bias: bool) -> nn.Linear:
-    return nn.Linear(num_in, num_out, bias=bias, device=META)
+    return kind(model.hidden, eps=model.epsilon)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

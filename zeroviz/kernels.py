@@ -8,11 +8,12 @@ Functions come in pairs, forward and backward, and work on a `Tape`: a ledger of
 step's: here that of torch's CPU kernels on one thread. In fp32 it is all there is; in bf16 oneDNN's matrix products
 borrow more, as the processor demands, and that is measured and never predicted.
 
-[Note: weight gradients] In our own code every parameter's gradient is preset to a view of the unit's flat buffer. A
-backward operator makes a fresh gradient in the compute dtype; it is cast if the recipe's gradient dtype differs, added
-to the view in place and freed. Fresh gradients are alive one layer at a time, and the embedding's is as large as the
-embedding. Elsewhere fresh gradients stay: see [Note: fresh gradients] in zeroviz/tape.py. Layers count from 0 in the
-order of the sublayer's parameters, so that a norm is layer 0.
+[Note: weight gradients] In our own code every parameter's gradient is preset to a view of the unit's flat buffer.
+Matrices are added to it by the product that makes them (`cluster.own.layers`), without a tensor of their own unless the
+recipe's gradient dtype is another than the compute dtype's; so are an embedding's rows. For a vector, and for learned
+positions, a backward operator makes a fresh gradient in the compute dtype; it is cast if the dtypes differ, added to
+the view in place and freed. Elsewhere all gradients are fresh, and stay: see [Note: fresh gradients] in
+zeroviz/tape.py. Layers count from 0 in the order of the sublayer's parameters, so that a norm is layer 0.
 """
 
 from __future__ import annotations
@@ -57,16 +58,23 @@ def linear_backward(
     num_out: int,
     bias: bool,
     grad_in: str,
-    done: tuple[str, ...],
+    *,
+    dy: str = "",
+    x: str = "",
     keep: str = "",
 ) -> None:
     """Gradients of a linear layer: input, weight, bias. Forward is one (n, num_out) tensor; its input is saved.
 
-    grad_in: where the input's gradient goes, added to what is there. done: what is freed once they are computed.
+    grad_in: where the input's gradient goes, added to what is there. dy, x: the output's gradient and the input, which
+    are freed once the gradients are computed, unless somebody else holds them still.
     keep: hold the weight's gradient back under this name (a tied weight waits for its other use).
     The bias' operator orders all differently: with a bias the input's gradient comes first, and the weight's is used up
-    first.
+    first. Our own code has another operator: see [Note: weight gradients].
     """
+    if s.fresh is None:
+        _own_linear_backward(tape, s, num_in, num_out, bias, grad_in, dy, x)
+        return
+    done = tuple(filter(None, (dy, x)))
     if bias:
         tape.make("part", s.rows(num_in))
     if keep:
@@ -90,6 +98,33 @@ def linear_backward(
         tape.views.add(grad_in)
     if not bias:
         _finish_weight(tape, s, layer, num_in * num_out, keep)
+
+
+def _own_linear_backward(
+    tape: Tape, s: Sizes, num_in: int, num_out: int, bias: bool, grad_in: str, dy: str, x: str
+) -> None:
+    """The operator of `cluster.own.layers`; arguments as in `linear_backward`."""
+    if s.recipe.grad.itemsize != s.itemsize:
+        tape.make("dweight", num_in * num_out * s.itemsize)
+        wide = num_in * num_out * FP32_NBYTES  # of what is added; and of the sum, if that is the narrow one
+        with tape.scratch(*[wide] * (1 if s.is_narrow else 2)):
+            pass
+        tape.free("dweight")
+    tape.make("part", s.rows(num_in))
+    if bias:
+        make_grad(tape, s, "dbias", num_out)
+    if dy:
+        tape.free(dy)
+    if bias:
+        cast_grad(tape, s, "dbias", num_out)
+    if x:
+        tape.free(x)
+    if tape.holds(grad_in):
+        add_grads(tape, s, grad_in, "part", grad_in, s.rows(num_in))
+    else:
+        tape.rename("part", grad_in)
+    if bias:
+        tape.give_grad(s, "dbias", Ready(0, is_bias=True))
 
 
 def _finish_weight(tape: Tape, s: Sizes, layer: int, numel: int, keep: str) -> None:

@@ -12,31 +12,44 @@ with P parameters, N ranks and the recipe's widths p (parameter), g (gradient), 
 unit's padding, or with Megatron's the one buffer's, so the figure is what is really allocated; padding is also given
 apart.
 
-At the peak, rest plus the largest window of the step. With u the unit in use, of P_u parameters, s_u of them owned:
+A step frees the gradient first ([Note: gradients] in `zeroviz.schedule`), so at the peak a rank holds the rest without
+it, plus the largest window of the step. With u the unit in use, of P_u parameters, s_u of them owned and l_u updated at
+a time, and P_D and s_D those of the units whose backward is done:
 
-    backward of u      p P_u + g P_u (ZeRO-3, HYBRID_SHARD)    g P_u (ZeRO-2)    nothing more (DDP, ZeRO-1, Megatron)
-    update of u        t m s_u for the optimizer's t temporaries (AdamW's plain loop 2, foreach 1, fused 0), m the
-                       moments' width; + s_u at the width of the update to cast another gradient
+    forward of u       p P_u (ZeRO-3, HYBRID_SHARD)
+    backward of u      p P_u + g P_u + g s_D (ZeRO-3, HYBRID_SHARD)
+                       g P_u + g s_D (ZeRO-2)    g P_u + g P_D (DDP, ZeRO-1)
+    reduction of u     g P_u + g s_u + g s_D (where gradients are sharded)
+    update of u        the whole gradient again, and t m l_u for the optimizer's t temporaries (AdamW's plain loop 2,
+                       foreach 1, fused 0), m the moments' width; + l_u at the update's width to cast another gradient
 
-A unit that embraces others (a tied root) stays gathered around them; prefetch adds the next units' p P, an
-asynchronous reduction the g P of the unit before. SHARD_GRAD_OP keeps p P of all units from the end of forward. Foreach
-updates all units together, so its s_u is the sum, and Megatron's one buffer is all units as well. Whole gradients held
-over micro-batches (no_sync) are g P of all. Clipping borrows a few numbers.
-Activations come on top: `zeroviz.activations` has those, and
-`zeroviz.predict` walks both together.
+Megatron's one buffer, and gradients on the host, stay: their windows hold none. A unit that embraces others (a tied
+root) stays gathered around them; prefetch adds the next units' p P, an asynchronous reduction the g P of the unit
+before. SHARD_GRAD_OP keeps p P of all units from the end of forward. Foreach updates all units together, so its l_u is
+the sum of all s. Whole gradients held over micro-batches (no_sync) are g P of all. Clipping borrows a few numbers.
+Activations come on top: `zeroviz.activations` has those, and `zeroviz.predict` walks both together.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zeroviz.partition import Unit, buffer_numel, buffers_for, plan_for, shard_numel, shard_padding_numel
-from zeroviz.schedule import Op, OpKind, Phase, last_wait, schedule
+from zeroviz.partition import (
+    Unit,
+    buffer_numel,
+    buffers_for,
+    plan_for,
+    shard_numel,
+    shard_padding_numel,
+    slice_numel,
+    update_numels,
+)
+from zeroviz.schedule import Op, OpKind, last_wait, schedule
 from zeroviz.spec import Offload, Recipe, RunSpec, Strategy
 from zeroviz.trace import Category
 
-# torch.optim keeps one fp32 scalar step counter for every tensor it updates; ours is one tensor a unit, or a buffer.
-STEP_COUNTER_NBYTES_PER_UNIT = 4
+# torch.optim keeps one fp32 scalar step counter for every tensor it updates; ours is a slice (`update_numels`).
+STEP_COUNTER_NBYTES_PER_SLICE = 4
 
 
 def rest_by_category(spec: RunSpec) -> dict[Category, int]:
@@ -106,67 +119,94 @@ def rest_padding_nbytes(spec: RunSpec, rank: int) -> int:
 
 def step_counter_nbytes(spec: RunSpec) -> int:
     """Bytes of the optimizer's step counters, named apart: no published formula counts them."""
-    return STEP_COUNTER_NBYTES_PER_UNIT * len(buffers_for(spec)) if spec.optimizer.counts_steps else 0
+    if not spec.optimizer.counts_steps:
+        return 0
+    return STEP_COUNTER_NBYTES_PER_SLICE * sum(len(update_numels(buffer, spec)) for buffer in buffers_for(spec))
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A moment of the step and the bytes of model states the device holds beyond rest, by term."""
+    """A moment of the step and the bytes of model states the device holds beyond what is held throughout, by term."""
 
     phase: str
     unit: str
     unsharded_param: int = 0
     unsharded_grad: int = 0
+    sharded_grad: int = 0
     temporary: int = 0
 
     @property
     def nbytes(self) -> int:
-        return self.unsharded_param + self.unsharded_grad + self.temporary
+        return self.unsharded_param + self.unsharded_grad + self.sharded_grad + self.temporary
+
+
+def held_throughout(spec: RunSpec) -> dict[Category, int]:
+    """What the device holds at every moment of the step: the rest, without a gradient that the step drops."""
+    dropped = rest_places(spec).grad if spec.drops_grad else None
+    return {
+        category: nbytes
+        for category, nbytes in rest_by_category(spec).items()
+        if category.on_device and category is not dropped
+    }
 
 
 def windows(spec: RunSpec) -> tuple[Window, ...]:
-    """The step's windows: every computation with the units that are gathered and being reduced, then every update."""
+    """The step's windows: at rest, every computation and reduction with the units that are gathered and whose gradients
+    are there, then every update."""
     units = plan_for(spec).units
     param, grad = spec.recipe.param.itemsize, spec.recipe.grad.itemsize
-    found: dict[Window, None] = {}
+    shards, drops = spec.strategy.shards_grad, spec.drops_grad
     gathered: set[int] = set()
-    reducing: set[int] = set()
+    whole: set[int] = set()
+    reduced: set[int] = set()
     last = last_wait(spec.strategy)
+
+    def window(phase: str, unit: str, temporary: int = 0) -> Window:
+        return Window(
+            phase,
+            unit,
+            unsharded_param=param * _numel(spec, units, gathered),
+            unsharded_grad=grad * _numel(spec, units, whole),
+            sharded_grad=grad * sum(shard_numel(units[index], spec) for index in reduced),
+            temporary=temporary,
+        )
+
+    everywhere = set(range(len(units))) if drops else set()
+    whole, reduced = (set(), everywhere) if shards else (everywhere, set())
+    found = {window("at rest", ""): None}
+    whole, reduced = set(), set()
     for op in schedule(spec):
+        name = "" if op.unit is None else units[op.unit].name
         match op.kind:
             case OpKind.UNSHARD:
                 gathered.add(_index(op))
             case OpKind.RESHARD:
                 gathered.discard(_index(op))
-            case OpKind.PREPARE_GRAD if spec.strategy.shards_grad:
-                reducing.add(_index(op))
-            case OpKind.WAIT_REDUCE | OpKind.WAIT_REPLICAS if op.kind is last and op.unit is not None:
-                reducing.discard(op.unit)
+            case OpKind.PREPARE_GRAD if op.unit is not None:
+                whole.add(op.unit)
+            case OpKind.REDUCE_GRAD if shards:
+                reduced |= {_index(op)} if drops else set()
+                found[window(op.phase.value, name)] = None
+            case OpKind.WAIT_REDUCE | OpKind.WAIT_REPLICAS if shards and op.kind is last:
+                whole.discard(_index(op))
             case OpKind.FORWARD | OpKind.RECOMPUTE | OpKind.BACKWARD:
-                window = Window(
-                    phase=op.phase.value,
-                    unit=units[_index(op)].name,
-                    unsharded_param=param * _numel(spec, units, gathered),
-                    unsharded_grad=grad * _numel(spec, units, reducing),
-                )
-                found[window] = None
+                found[window(op.phase.value, name)] = None
             case OpKind.OPTIMIZER_STEP:
-                found[_update_window(spec, buffers_for(spec) if op.unit is None else (units[op.unit],))] = None
+                updated = buffers_for(spec) if op.unit is None else (units[op.unit],)
+                found[window(op.phase.value, name, _update_nbytes(spec, updated))] = None
     return tuple(found)
 
 
 def largest_window(spec: RunSpec) -> Window:
-    """Where the peak of the model states stands: `rest_by_category` plus this."""
+    """Where the peak of the model states stands: `held_throughout` plus this."""
     return max(windows(spec), key=lambda window: window.nbytes)
 
 
-def _update_window(spec: RunSpec, units: tuple[Unit, ...]) -> Window:
+def _update_nbytes(spec: RunSpec, units: tuple[Unit, ...]) -> int:
     recipe = spec.recipe
     width = spec.optimizer.num_temporaries * recipe.moments.itemsize
     cast = recipe.update.itemsize if recipe.casts_grad else 0
-    name = units[0].name if len(units) == 1 else ""
-    numel = sum(shard_numel(unit, spec) for unit in units)
-    return Window(phase=Phase.OPTIMIZER.value, unit=name, temporary=numel * (width + cast))
+    return sum(slice_numel(unit, spec) for unit in units) * (width + cast)
 
 
 def _index(op: Op) -> int:

@@ -25,6 +25,7 @@ class Token:
     slot: which of the outline's distinct unit sizes; 0 where no unit's buffers are touched.
     sublayer: what is computed, and its place in the segment. dry: without a graph, in a checkpointed region.
     released: first and last sublayer of a segment that is over, where the caller then lets something go.
+    begins: the first reduction of a unit in the step, where the gradient's shard is allocated.
     """
 
     op: OpKind
@@ -32,6 +33,7 @@ class Token:
     sublayer: tuple[SublayerKind, Place] | None = None
     dry: bool = False
     released: tuple[SublayerKind, SublayerKind] | None = None
+    begins: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +49,12 @@ class Run:
 class Outline:
     """The step in tokens. `sequence` indexes `tokens`; `ops` says of each of its positions which op that is part of.
 
-    numels: how many buffers there are of each size; a token's slot counts its keys.
+    sizes: how many buffers there are of each size, which is (elements, slices of an update); a token's slot counts its
+    keys.
     """
 
     plan: Plan
-    numels: Counter[int]
+    sizes: Counter[tuple[int, int]]
     tokens: tuple[Token, ...]
     sequence: tuple[int, ...]
     ops: tuple[Op, ...]
@@ -69,20 +72,25 @@ def outline(order: Order) -> Outline:
     spec = order.spec
     plan = plan_for(spec)
     buffers = buffers_for(spec)
-    numels = Counter(buffer.numel for buffer in buffers)
-    slots = {numel: slot for slot, numel in enumerate(numels)}
-    slot_of = [slots[buffer.numel] for buffer in buffers]
+    sizes_of = [(buffer.numel, 1 if spec.optimizer.steps_together else buffer.num_slices) for buffer in buffers]
+    sizes = Counter(sizes_of)
+    slots = {size: slot for slot, size in enumerate(sizes)}
+    slot_of = [slots[size] for size in sizes_of]
     number: dict[Token, int] = {}
     sequence: list[int] = []
     ops: list[Op] = []
+    reduced: set[int | None] = set()
+    makes_shards = spec.drops_grad and spec.strategy.shards_grad
     for op in schedule(spec):
         if op.segment is not None:
             tokens = _segment_tokens(op.kind, plan.segments[op.segment])
         else:
-            tokens = [Token(op.kind, 0 if op.unit is None else slot_of[op.unit])]
+            begins = makes_shards and op.kind is OpKind.REDUCE_GRAD and op.unit not in reduced
+            reduced |= {op.unit} if begins else set()
+            tokens = [Token(op.kind, 0 if op.unit is None else slot_of[op.unit], begins=begins)]
         sequence += [number.setdefault(token, len(number)) for token in tokens]
         ops += [op] * len(tokens)
-    return Outline(plan, numels, tuple(number), tuple(sequence), tuple(ops), tuple(_runs(sequence)))
+    return Outline(plan, sizes, tuple(number), tuple(sequence), tuple(ops), tuple(_runs(sequence)))
 
 
 def _segment_tokens(op: OpKind, segment: Segment) -> list[Token]:

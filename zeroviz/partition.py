@@ -27,6 +27,11 @@ class Unit:
     params: tuple[NamedShape, ...]
     numel: int
 
+    @property
+    def num_slices(self) -> int:
+        """How many times its largest parameter it is, rounded up. See `update_numels`."""
+        return -(-self.numel // max(shape.numel for shape in self.params))
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -210,6 +215,25 @@ def buffer_numel(unit: Unit, spec: RunSpec) -> int:
 def shard_numel(unit: Unit, spec: RunSpec) -> int:
     """Elements one rank owns of the unit, padding included: the same on every rank. The whole unit under DDP."""
     return -(-unit.numel // spec.num_shards) if is_sharded(spec) else unit.numel
+
+
+def update_numels(unit: Unit, spec: RunSpec) -> tuple[int, ...]:
+    """Elements of the shard that are updated at a time: slices, even but for the last.
+
+    There are as many as the unit is larger than its largest parameter, so that a slice, and what the optimizer makes
+    for it, is no larger than a shard of that parameter, however large the unit. An optimizer that updates everything
+    together gains nothing by slices and gets one.
+    """
+    shard = shard_numel(unit, spec)
+    if spec.optimizer.steps_together:
+        return (shard,)
+    length = slice_numel(unit, spec)
+    return tuple(min(length, shard - start) for start in range(0, shard, length))
+
+
+def slice_numel(unit: Unit, spec: RunSpec) -> int:
+    """Elements of the longest slice of `update_numels`."""
+    return -(-shard_numel(unit, spec) // (1 if spec.optimizer.steps_together else unit.num_slices))
 
 
 def shard_bounds(unit: Unit, spec: RunSpec, rank: int) -> tuple[int, int]:

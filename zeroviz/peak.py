@@ -3,13 +3,13 @@
 It equals `predict(spec).ranks[0].peak()` in every field and for every spec; tests/pure/test_peak.py compares the two.
 
 [Note: linear moments] At any moment a rank holds a set of tensors. The size of each is a whole multiple of n = batch
-seq, of seq, of a constant, or of the elements of some unit's whole buffer w or shard s (Megatron's one buffer over all
-units is like a unit here). Which tensors they are depends on the step's order and on the recipe, but not on batch, seq
-or N. So with all these fixed, what is held at a moment is a linear form
+seq, of seq, of a constant, or of the elements of some unit's whole buffer w, shard s or slice l that is updated at a
+time (Megatron's one buffer over all units is like a unit here). Which tensors they are depends on the step's order and
+on the recipe, but not on batch, seq or N. So with all these fixed, what is held at a moment is a linear form
 
-    a n + b seq + c + sum over unit sizes (d w + e s + f q)    s = ceil(numel / N), w = N s; DDP: s = w = numel
+    a n + b seq + c + sum over unit sizes (d w + e s + f q + g l)    s = ceil(numel / N), w = N s; DDP: s = w = numel
 
-with G in place of N under HYBRID_SHARD, q = ceil(s / 2048), the scales of a quantized moment,
+with G in place of N under HYBRID_SHARD, q = ceil(s / 2048), the scales of a quantized moment, l = ceil(s / slices),
 
 and the peak is the largest of the step's forms, the first of them where several are equal. Every variable is at least
 1. So a moment whose coefficients are nowhere above those of another one is never larger, and it is no candidate if the
@@ -40,11 +40,12 @@ from zeroviz.sublayers import dry_pass, passes, release
 from zeroviz.tape import Sizes
 from zeroviz.trace import CATEGORY_ORDER, Category, Peak
 
-# Coefficients of (n, seq, 1), and after them of (w, s, q) for each distinct size of a unit.
+# Coefficients of (n, seq, 1), and after them of (w, s, q, l) for each distinct size of a unit.
 Form = tuple[int, ...]
 NUM_FIXED = 3
 CONSTANT = 2
-NUM_PER_SIZE = 3
+NUM_PER_SIZE = 4
+SHARD, SLICE = 1, 3  # their places among the four
 AT_REST = -1  # the position of the moment before the step
 
 
@@ -80,10 +81,11 @@ class Moments:
     def values(self, spec: RunSpec, *, padded: bool = True) -> list[int]:
         """What the variables are for `spec`; whole buffers without their padding where `padded` is False."""
         values = [spec.batch * spec.seq, spec.seq, 1]
-        for numel in self.step.numels:
+        for numel, num_slices in self.step.sizes:
             shard = numel if spec.strategy is Strategy.DDP else -(-numel // spec.num_shards)
             is_whole = spec.strategy is Strategy.DDP or not padded
-            values += (numel if is_whole else shard * spec.num_shards, shard, spec.recipe.num_scales(shard))
+            whole = numel if is_whole else shard * spec.num_shards
+            values += (whole, shard, spec.recipe.num_scales(shard), -(-shard // num_slices))
         return values
 
 
@@ -109,7 +111,7 @@ def moments_of(spec: RunSpec) -> Moments:
 @lru_cache(maxsize=2048)
 def _moments(order: Order, recipe: Recipe) -> Moments:
     step = outline(order)
-    width = NUM_FIXED + NUM_PER_SIZE * len(step.numels)
+    width = NUM_FIXED + NUM_PER_SIZE * len(step.sizes)
     pieces = [_piece(token, step, order, recipe, width) for token in step.tokens]
     walk = _Walk(_rest(step, order, recipe, width), width)
     for run in step.runs:
@@ -185,11 +187,11 @@ def _summarize(changes: Iterable[tuple[Category, Form]], width: int) -> _Piece:
 
 def _rest(step: Outline, order: Order, recipe: Recipe, width: int) -> dict[Category, Form]:
     """What `zeroviz.memory.rest_by_category` says of the device, as forms: so many units of a size hold so many times
-    its w, s or q."""
+    its w, s or q; none is a slice."""
     place = RestPlaces.of(order.strategy, order.offload, recipe)
 
     def form(whole: int = 0, shard: int = 0, scales: int = 0) -> Form:
-        sizes = ((count * whole, count * shard, count * scales) for count in step.numels.values())
+        sizes = ((count * whole, count * shard, count * scales, 0) for count in step.sizes.values())
         return (*(0,) * NUM_FIXED, *chain.from_iterable(sizes))
 
     def state(sharded: bool, itemsize: int) -> Form:
@@ -212,6 +214,7 @@ def _piece(token: Token, step: Outline, order: Order, recipe: Recipe, width: int
     if token.sublayer or token.released or token.op in (OpKind.LOAD_BATCH, OpKind.DROP_BATCH):
         return _compute_piece(token, order.model, recipe, width)
     param, grad, ends = recipe.param.itemsize, recipe.grad.itemsize, last_wait(order.strategy)
+    strategy, shards_grad = order.strategy, order.strategy.shards_grad
     whole = NUM_FIXED + NUM_PER_SIZE * token.slot
 
     def change(category: Category, itemsize: int, at: int = whole) -> tuple[Category, Form]:
@@ -223,21 +226,26 @@ def _piece(token: Token, step: Outline, order: Order, recipe: Recipe, width: int
             changes = [change(Category.UNSHARDED_PARAM, param)]
         case OpKind.RESHARD:
             changes = [change(Category.UNSHARDED_PARAM, -param)]
-        case OpKind.PREPARE_GRAD if order.strategy.shards_grad:
+        case OpKind.DROP_GRAD:
+            place = RestPlaces.of(strategy, order.offload, recipe).grad
+            changes = [(place, tuple(map(neg, _rest(step, order, recipe, width)[place])))]
+        case OpKind.PREPARE_GRAD if not strategy.has_whole_buffer:
             changes = [change(Category.UNSHARDED_GRAD, grad)]
-        case OpKind.WAIT_REDUCE | OpKind.WAIT_REPLICAS if order.strategy.shards_grad and token.op is ends:
+        case OpKind.REDUCE_GRAD if token.begins:
+            changes = [change(Category.SHARDED_GRAD, grad, whole + SHARD)]
+        case OpKind.WAIT_REDUCE | OpKind.WAIT_REPLICAS if shards_grad and token.op is ends:
             changes = [change(Category.UNSHARDED_GRAD, -grad)]
         case OpKind.CLIP_GRAD:  # the sum of squares, and beside it one norm at a time
             made = 2 * [change(Category.TEMPORARY, DType.FP32.itemsize, CONSTANT)]
             changes = [*made, *((category, tuple(map(neg, form))) for category, form in made)]
         case OpKind.OPTIMIZER_STEP:
             # The cast of another gradient, then the optimizer's temporaries; of all units, or of the token's.
-            slots = range(len(step.numels)) if order.optimizer.steps_together else (token.slot,)
-            counts = list(step.numels.values()) if order.optimizer.steps_together else [1] * len(step.numels)
+            slots = range(len(step.sizes)) if order.optimizer.steps_together else (token.slot,)
+            counts = list(step.sizes.values()) if order.optimizer.steps_together else [1] * len(step.sizes)
             cast = [recipe.update.itemsize] if recipe.casts_grad else []
             for itemsize in (*cast, *[recipe.moments.itemsize] * order.optimizer.num_temporaries):
                 changes += [
-                    change(Category.TEMPORARY, counts[slot] * itemsize, NUM_FIXED + NUM_PER_SIZE * slot + 1)
+                    change(Category.TEMPORARY, counts[slot] * itemsize, NUM_FIXED + NUM_PER_SIZE * slot + SLICE)
                     for slot in slots
                 ]
             changes += [(category, tuple(map(neg, form))) for category, form in changes]

@@ -15,9 +15,18 @@ from zeroviz.activations import input_nbytes as input_nbytes
 from zeroviz.collectives import CollectiveOp, Group
 from zeroviz.ledger import Ledger
 from zeroviz.link import Direction, Transfer
-from zeroviz.memory import rest_by_category, rest_padding_nbytes, step_counter_nbytes
+from zeroviz.memory import rest_by_category, rest_padding_nbytes, rest_places, step_counter_nbytes
 from zeroviz.models import Family
-from zeroviz.partition import Plan, Unit, alike_stretches, buffer_numel, buffers_for, plan_for, shard_numel
+from zeroviz.partition import (
+    Plan,
+    Unit,
+    alike_stretches,
+    buffer_numel,
+    buffers_for,
+    plan_for,
+    shard_numel,
+    update_numels,
+)
 from zeroviz.rank_trace import AlikeRanks
 from zeroviz.schedule import Op, OpKind, last_wait, schedule
 from zeroviz.spec import DType, Implementation, RunSpec, Strategy, Zero1Form
@@ -75,7 +84,7 @@ class _Walk:
     """The state of one walk: the ledger, the collectives and the transfers so far.
 
     buffers: the units, or the one buffer over all of them, which is what ops without a unit work on. numels: elements
-    of each whole buffer and of its shard. summed: units whose gradient shard already holds an earlier micro-batch's.
+    of each whole buffer and of its shard. summed: units whose gradient shard holds an earlier micro-batch's already.
     """
 
     def __init__(self, spec: RunSpec, plan: Plan) -> None:
@@ -89,7 +98,8 @@ class _Walk:
         self.collectives: list[Collective] = []
         self.transfers: list[Transfer] = []
         self.summed: set[int] = set()
-        self.shards_grad, self.moves_params = spec.strategy.shards_grad, spec.offload.moves_params
+        self.drops_grad, self.shards_grad = spec.drops_grad, spec.strategy.shards_grad
+        self.moves_params = spec.offload.moves_params
         self.gradient_op, self.divisor = gradient_op(spec), artefacts.number(spec.recipe.grad.itemsize)
         self.compute = {
             OpKind.FORWARD: activations.forward,
@@ -116,6 +126,8 @@ class _Walk:
             compute(self.ledger, self.sizes, self.plan.segments[op.segment])
         elif (visit := self.visits.get(kind)) is not None:
             visit(op, unit or buffers[0])
+        elif kind is OpKind.DROP_GRAD:
+            self._drop_grad()
         elif kind is OpKind.LOAD_BATCH:
             self.ledger.alloc("batch", input_nbytes(self.spec), Category.INPUT)
         elif kind is OpKind.DROP_BATCH:
@@ -139,12 +151,21 @@ class _Walk:
     def _reshard(self, op: Op, unit: Unit) -> None:
         self.ledger.free(("param", unit.index))
 
+    def _drop_grad(self) -> None:
+        category = rest_places(self.spec).grad
+        width = self.spec.recipe.grad.itemsize
+        self.ledger.replay((category, -numels[self.shards_grad] * width) for numels in self.numels)
+
     def _prepare_grad(self, op: Op, unit: Unit) -> None:
-        if self.shards_grad:  # else it is held anyway, and zeroed
+        if self.drops_grad or self.shards_grad:  # else it is held anyway, and zeroed
             nbytes = self.numels[unit.index][0] * self.spec.recipe.grad.itemsize
             self.ledger.alloc(("grad", unit.index), nbytes, Category.UNSHARDED_GRAD)
 
     def _reduce_grad(self, op: Op, unit: Unit) -> None:
+        if self.drops_grad and self.shards_grad and unit.index not in self.summed:
+            nbytes = self.numels[unit.index][1] * self.spec.recipe.grad.itemsize
+            self.ledger.alloc(("grad shard", unit.index), nbytes, Category.SHARDED_GRAD)
+            self.summed.add(unit.index)
         self._send(self.gradient_op, self.spec.recipe.grad, self.numels[unit.index][0], op, unit)
 
     def _wait_reduce(self, op: Op, unit: Unit) -> None:
@@ -184,39 +205,18 @@ class _Walk:
             self._send(CollectiveOp.ALL_REDUCE, DType.FP32, 1, op)
         self.ledger.replay(after)
 
-    def _update(self, units: tuple[Unit, ...]) -> None:
-        """The optimizer on the device. `Optimizer` says what it makes; all of `units` at the same time.
-
-        A gradient of another dtype than the update's is cast first.
-        """
-        ledger, recipe = self.ledger, self.spec.recipe
-        casts = [("cast grad", unit.index) for unit in units] if recipe.casts_grad else []
-        for unit, key in zip(units, casts, strict=False):
-            ledger.alloc(key, shard_numel(unit, self.spec) * recipe.update.itemsize, Category.TEMPORARY)
-        self._update_temporaries(units, Category.TEMPORARY)
-        ledger.free(*casts)
-
     def _update_on_host(self, op: Op, units: tuple[Unit, ...]) -> None:
         """Gradients down (unless they are there), the update among the host's copies, parameters up (likewise)."""
         ledger, recipe = self.ledger, self.spec.recipe
-        moves_params = self.spec.offload.moves_params
-        grads = []
-        for unit in units:
-            shard, key = shard_numel(unit, self.spec), ("host grad", unit.index)
-            if not moves_params:
-                ledger.alloc(key, shard * recipe.grad.itemsize, Category.HOST_TEMPORARY)
-                self._transfer(Direction.TO_HOST, recipe.grad, shard, op, unit)
-            if recipe.casts_grad:
-                ledger.alloc(("cast grad", unit.index), shard * recipe.update.itemsize, Category.HOST_TEMPORARY)
-                if not moves_params:
-                    ledger.free(key)
-                key = ("cast grad", unit.index)
-            if recipe.casts_grad or not moves_params:
-                grads.append(key)
-        self._update_temporaries(units, Category.HOST_TEMPORARY)
-        ledger.free(*grads)
-        if moves_params:
+        if self.moves_params:
+            self._update(units, Category.HOST_TEMPORARY)
             return
+        for unit in units:
+            shard = shard_numel(unit, self.spec)
+            ledger.alloc(("host grad", unit.index), shard * recipe.grad.itemsize, Category.HOST_TEMPORARY)
+            self._transfer(Direction.TO_HOST, recipe.grad, shard, op, unit)
+        self._update(units, Category.HOST_TEMPORARY)
+        ledger.free(*(("host grad", unit.index) for unit in units))
         for unit in units:
             shard = shard_numel(unit, self.spec)
             if recipe.update is not recipe.param:
@@ -225,10 +225,19 @@ class _Walk:
             if recipe.update is not recipe.param:
                 ledger.free("narrow")
 
-    def _update_temporaries(self, units: tuple[Unit, ...], category: Category) -> None:
-        """AdamW's plain loop makes sqrt(v) and the denominator out of it; foreach makes sqrt(v) of all units."""
-        numels = tuple(self.numels[unit.index][1] for unit in units)
-        self.ledger.replay(artefacts.update_of(self.spec.optimizer, numels, self.spec.recipe.moments, category))
+    def _update(self, units: tuple[Unit, ...], category: Category = Category.TEMPORARY) -> None:
+        """The update, slice by slice of each unit, or of all in one go. `Optimizer` says what it makes.
+
+        A gradient of another dtype than the update's is cast first.
+        """
+        ledger, recipe = self.ledger, self.spec.recipe
+        slices = [numel for unit in units for numel in update_numels(unit, self.spec)]
+        for turn in [slices] if self.spec.optimizer.steps_together else [[numel] for numel in slices]:
+            if recipe.casts_grad:
+                ledger.replay((category, numel * recipe.update.itemsize) for numel in turn)
+            ledger.replay(artefacts.update_of(self.spec.optimizer, tuple(turn), recipe.moments, category))
+            if recipe.casts_grad:
+                ledger.replay((category, -numel * recipe.update.itemsize) for numel in turn)
 
     def _send(
         self, op: CollectiveOp, dtype: DType, numel: int, at: Op, unit: Unit | None = None, among: Group | None = None

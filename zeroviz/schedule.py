@@ -16,6 +16,10 @@ start at once. Otherwise compute ops stand between them; the bytes they hold mea
 reduce-scattered in the group, the shard that is left of it, 1/G, is all-reduced among the ranks that hold the same
 shard. That follows the first reduction's wait at once, with or without `async_reduce`.
 
+[Note: gradients] A gradient is there from its unit's first backward to the beginning of the next step, as under
+`zero_grad(set_to_none=True)` called first: it is held at rest, so that it counts in "16 bytes a parameter", and is
+gone while forward fills the memory with activations.
+
 [Note: one buffer] Megatron's optimizer keeps parameters and gradients in one buffer over the whole model. Its ops name
 no unit: the buffer is zeroed before the first backward, reduced after the last, updated and gathered as a whole.
 """
@@ -49,6 +53,8 @@ class Phase(Enum):
 class OpKind(Enum):
     """One action of a rank. `u` is the op's unit, `s` its segment."""
 
+    DROP_GRAD = "drop grad"
+    """Free the gradients of the step before, of all units. See [Note: gradients]."""
     LOAD_BATCH = "load batch"
     """Take this rank's tokens and targets."""
     UNSHARD = "unshard"
@@ -62,11 +68,12 @@ class OpKind(Enum):
     RESHARD = "reshard"
     """Free u's full parameters; only the shard stays."""
     PREPARE_GRAD = "prepare grad"
-    """Zero u's full gradient buffer; strategies that shard gradients allocate it here."""
+    """Allocate u's full gradient buffer, unless it is one that stays, and zero it."""
     BACKWARD = "backward"
     """Run backward of s from its stored pair; gradients add up in u's full gradient buffer."""
     REDUCE_GRAD = "reduce grad"
-    """Start the reduction of u's gradient: all-reduce, or reduce-scatter to the owners."""
+    """Start the reduction of u's gradient: all-reduce, or reduce-scatter to the owners; strategies that shard gradients
+    allocate the shard here, in the first micro-batch."""
     WAIT_REDUCE = "wait reduce"
     """Wait for it, divide by N, and (where gradients are sharded) free the full gradient buffer; HYBRID_SHARD only
     waits."""
@@ -79,8 +86,8 @@ class OpKind(Enum):
     CLIP_GRAD = "clip grad"
     """Find the norm of the mean gradient over all parameters, across shards, and scale every owned gradient by it."""
     OPTIMIZER_STEP = "optimizer step"
-    """Update the owned part of u (of every unit, where the optimizer steps all together); with a master copy, cast it
-    back into the parameters."""
+    """Update the owned part of u slice by slice (of every unit at once, where the optimizer steps all together); with a
+    master copy, cast it back into the parameters."""
     HOST_STEP = "optimizer step on host"
     """The same where the states are offloaded: the gradient goes down, the updated parameters come up."""
     SYNC_PARAM = "sync param"
@@ -177,7 +184,7 @@ def schedule(spec: RunSpec) -> tuple[Op, ...]:
 def _schedule(order: Order) -> tuple[Op, ...]:
     spec = order.spec
     plan = plan_for(spec)
-    ops: list[Op] = []
+    ops = [Op(OpKind.DROP_GRAD, Phase.FORWARD)] if spec.drops_grad else []
     for micro_batch in range(spec.accumulation):
         is_first, is_last = micro_batch == 0, micro_batch == spec.accumulation - 1
         is_whole = spec.strategy.has_whole_buffer

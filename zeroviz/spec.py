@@ -267,6 +267,12 @@ class RunSpec:
         return recipe_of(self.precision, self.grad_dtype, self.optimizer)
 
     @property
+    def drops_grad(self) -> bool:
+        """Whether a step begins by freeing the gradient of the step before. Megatron's one buffer, and gradients on the
+        host, stay and are overwritten."""
+        return not self.strategy.has_whole_buffer and not self.offload.moves_params
+
+    @property
     def reduces_each(self) -> bool:
         """Whether gradients are reduced in every micro-batch, and not in the last only."""
         if self.no_sync is None:

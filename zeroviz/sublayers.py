@@ -44,7 +44,7 @@ def _both_passes(sizes: Sizes, kind: SublayerKind, place: Place) -> tuple[Change
         tape.free("y")
     if kind is not SublayerKind.HEAD:
         tape.make("grad", row)
-    if kind is SublayerKind.EMBED and place.tied:
+    if kind is SublayerKind.EMBED and _sums_tied(sizes, place):
         tape.make("tied grad", _embedding_numel(sizes) * sizes.recipe.grad.itemsize)
         if sizes.recipe.grad is sizes.recipe.param:
             tape.views.add("tied grad")  # a cast gradient is a tensor of its own
@@ -111,10 +111,41 @@ def _embed(tape: Tape, s: Sizes, place: Place) -> None:
     tape.free("token rows")
 
 
+def _sums_tied(s: Sizes, place: Place) -> bool:
+    """Whether the head's gradient of a tied weight waits for the embedding's; in our own code both go to their place."""
+    return place.tied and s.fresh is not None
+
+
 def _embed_backward(tape: Tape, s: Sizes, place: Place) -> None:
     learned = s.model.family is Family.GPT2
     if learned:
         tape.make("dpositions", s.seq * s.model.hidden * s.itemsize)  # summed over the batch
+    if s.fresh is None:
+        _own_tokens_backward(tape, s, place)
+    else:
+        _tokens_backward(tape, s, place)
+    if learned:
+        # The table's gradient is zero outside the rows used.
+        kernels.make_grad(tape, s, "dtable", s.model.positions * s.model.hidden)
+        kernels.cast_grad(tape, s, "dtable", s.model.positions * s.model.hidden)
+        tape.free("dpositions")
+        tape.give_grad(s, "dtable", Ready(1))
+
+
+def _own_tokens_backward(tape: Tape, s: Sizes, place: Place) -> None:
+    """Rows are added to the table's gradient, in its dtype. See [Note: weight gradients] in `zeroviz.kernels`."""
+    if s.recipe.grad.itemsize != s.itemsize:
+        tape.make("cast rows", s.rows(s.model.hidden, s.recipe.grad.itemsize))
+    if s.recipe.grad.itemsize < FP32_NBYTES:
+        with tape.scratch(s.model.hidden * FP32_NBYTES):  # a row, added up in fp32
+            pass
+    if tape.holds("cast rows"):
+        tape.free("cast rows")
+    if not place.output_held:
+        tape.free("grad")
+
+
+def _tokens_backward(tape: Tape, s: Sizes, place: Place) -> None:
     if place.tied:
         tape.make("dtokens", _embedding_numel(s) * s.itemsize)
     else:
@@ -126,12 +157,6 @@ def _embed_backward(tape: Tape, s: Sizes, place: Place) -> None:
         nbytes = _embedding_numel(s) * s.recipe.grad.itemsize
         add_grads(tape, s, "tied grad", "dtokens", "dtokens", nbytes, category=s.fresh or Category.TEMPORARY)
     tape.give_grad(s, "dtokens", Ready(0))
-    if learned:
-        # The table's gradient is zero outside the rows used.
-        kernels.make_grad(tape, s, "dtable", s.model.positions * s.model.hidden)
-        kernels.cast_grad(tape, s, "dtable", s.model.positions * s.model.hidden)
-        tape.free("dpositions")
-        tape.give_grad(s, "dtable", Ready(1))
 
 
 def _gpt2_attention(tape: Tape, s: Sizes, place: Place) -> None:
@@ -144,11 +169,11 @@ def _gpt2_attention(tape: Tape, s: Sizes, place: Place) -> None:
 
 def _gpt2_attention_backward(tape: Tape, s: Sizes, place: Place) -> None:
     hidden, bias = s.model.hidden, s.model.attention_bias
-    linear_backward(tape, s, 2, hidden, hidden, bias, "dmixed", ())
+    linear_backward(tape, s, 2, hidden, hidden, bias, "dmixed")
     kernels.attention_backward(tape, s, ("qkv",))
     tape.make("dqkv", s.rows(3 * hidden))
     tape.free("dq", "dk", "dv")
-    linear_backward(tape, s, 1, hidden, 3 * hidden, bias, "dh", ("dqkv", "h"))
+    linear_backward(tape, s, 1, hidden, 3 * hidden, bias, "dh", dy="dqkv", x="h")
     kernels.norm_backward(tape, s, place)
 
 
@@ -163,10 +188,10 @@ def _gpt2_mlp(tape: Tape, s: Sizes, place: Place) -> None:
 
 def _gpt2_mlp_backward(tape: Tape, s: Sizes, place: Place) -> None:
     hidden, ffn, bias = s.model.hidden, s.model.ffn, s.model.mlp_bias
-    linear_backward(tape, s, 2, ffn, hidden, bias, "dgelu", ("gelu",))
+    linear_backward(tape, s, 2, ffn, hidden, bias, "dgelu", x="gelu")
     tape.make("dup", s.rows(ffn))
     tape.free("dgelu", "up")
-    linear_backward(tape, s, 1, hidden, ffn, bias, "dh", ("dup", "h"))
+    linear_backward(tape, s, 1, hidden, ffn, bias, "dh", dy="dup", x="h")
     kernels.norm_backward(tape, s, place)
 
 
@@ -185,13 +210,13 @@ def _llama_attention_backward(tape: Tape, s: Sizes, place: Place) -> None:
     """h was used three times: value, key and query add up their gradients, and the last of them lets h go."""
     hidden, bias = s.model.hidden, s.model.attention_bias
     num_query, num_kv = s.model.heads * s.model.head_dim, s.model.kv_heads * s.model.head_dim
-    linear_backward(tape, s, 4, num_query, hidden, bias, "dmixed", ())
+    linear_backward(tape, s, 4, num_query, hidden, bias, "dmixed")
     kernels.attention_backward(tape, s, ("q", "k", "v"))
-    linear_backward(tape, s, 3, hidden, num_kv, bias, "dh", ("dv",))
+    linear_backward(tape, s, 3, hidden, num_kv, bias, "dh", dy="dv")
     kernels.rotate_backward(tape, s, "dk", num_kv)
-    linear_backward(tape, s, 2, hidden, num_kv, bias, "dh", ("dk",))
+    linear_backward(tape, s, 2, hidden, num_kv, bias, "dh", dy="dk")
     kernels.rotate_backward(tape, s, "dq", num_query)
-    linear_backward(tape, s, 1, hidden, num_query, bias, "dh", ("dq", "h"))
+    linear_backward(tape, s, 1, hidden, num_query, bias, "dh", dy="dq", x="h")
     kernels.norm_backward(tape, s, place)
 
 
@@ -208,14 +233,14 @@ def _llama_mlp(tape: Tape, s: Sizes, place: Place) -> None:
 
 def _llama_mlp_backward(tape: Tape, s: Sizes, place: Place) -> None:
     hidden, ffn, bias = s.model.hidden, s.model.ffn, s.model.mlp_bias
-    linear_backward(tape, s, 3, ffn, hidden, bias, "dproduct", ("product",))
+    linear_backward(tape, s, 3, ffn, hidden, bias, "dproduct", x="product")
     tape.make("dup", s.rows(ffn))
     tape.make("dsilu", s.rows(ffn))
     tape.free("dproduct", "up", "silu")
-    linear_backward(tape, s, 2, hidden, ffn, bias, "dh", ("dup",))
+    linear_backward(tape, s, 2, hidden, ffn, bias, "dh", dy="dup")
     tape.make("dgate", s.rows(ffn))
     tape.free("dsilu", "gate")
-    linear_backward(tape, s, 1, hidden, ffn, bias, "dh", ("dgate", "h"))
+    linear_backward(tape, s, 1, hidden, ffn, bias, "dh", dy="dgate", x="h")
     kernels.norm_backward(tape, s, place)
 
 
@@ -230,8 +255,8 @@ def _head_backward(tape: Tape, s: Sizes, place: Place) -> None:
         tape.make("seed", FP32_NBYTES)  # the gradient of the loss by itself: one
         tape.free("y")
     kernels.cross_entropy_backward(tape, s)
-    keep = "tied grad" if place.tied else ""
-    linear_backward(tape, s, 1, s.model.hidden, s.model.vocab, False, "dh", ("dlogits", "h"), keep)
+    keep = "tied grad" if _sums_tied(s, place) else ""
+    linear_backward(tape, s, 1, s.model.hidden, s.model.vocab, False, "dh", dy="dlogits", x="h", keep=keep)
     kernels.norm_backward(tape, s, place)
 
 

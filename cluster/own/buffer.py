@@ -28,7 +28,9 @@ class FlatBuffer:
         self._meter.allocated(self.tensor, self._category)
 
     def release(self) -> None:
-        """Give the memory back. Views stay valid objects over nothing until the next `allocate`."""
+        """Give the memory back, if there is any. Views stay valid objects over nothing until the next `allocate`."""
+        if not self.tensor.untyped_storage().nbytes():
+            return
         self._meter.released(self.tensor)
         self.tensor.untyped_storage().resize_(0)
 

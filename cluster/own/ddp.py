@@ -1,12 +1,17 @@
 """Distributed data parallel: everything whole on every rank, one all-reduce of each unit's gradient.
 
-This is also the base of the ZeRO stages. A unit keeps two flat buffers, parameters and gradients, and `owned`, the
+This is also the base of the ZeRO stages. A unit has two flat buffers, parameters and gradients, and `owned`, the
 elements this rank's optimizer updates: under DDP all of them.
+
+[Note: slices] The optimizer sees `owned` in slices, each a parameter of its own, and updates one after another: its
+temporaries, and the cast of a gradient of another dtype, are then a slice's and not the unit's, and stay in the
+processor's cache. `zeroviz.partition.update_numels` says how long a slice is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -19,9 +24,18 @@ from cluster.model import SublayerModule, initial_value
 from cluster.own.buffer import FlatBuffer
 from zeroviz.collectives import Group
 from zeroviz.memory import rest_places
-from zeroviz.partition import Unit, buffer_numel, shard_bounds
+from zeroviz.partition import Unit, buffer_numel, shard_bounds, update_numels
 from zeroviz.spec import RunSpec
 from zeroviz.trace import Category
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Elements [start, stop) of what a rank owns of a unit, updated at a time. See [Note: slices]."""
+
+    start: int
+    stop: int
+    owned: nn.Parameter
 
 
 class DDPUnit:
@@ -32,8 +46,6 @@ class DDPUnit:
 
     params_held = True
     """Whether the full parameters are always there."""
-    grads_held = True
-    """Whether the full gradient buffer is always there."""
 
     def __init__(
         self, spec: RunSpec, unit: Unit, comm: Collectives, link: Link, meter: Meter, device: torch.device
@@ -60,10 +72,11 @@ class DDPUnit:
         self._fill_with_initial_values()
         if not self.params_held:
             self.param.release()
-        if not self.grads_held:
+        if self.grad_comes_and_goes:
             self.grad.release()
-        self.owned = nn.Parameter(self.param_shard if self.master is None else self.master)
+        self.slices = list(self._make_slices())
         self._pending: Handle | None = None
+        self._handed: torch.Tensor | None = None
 
     # What a stage owns. DDP's shard is the whole buffer.
 
@@ -73,11 +86,27 @@ class DDPUnit:
     def make_grad_shard(self) -> torch.Tensor:
         return self.grad.tensor
 
+    @property
+    def owned(self) -> torch.Tensor:
+        """What the optimizer updates, (numel,): the master copy, or the parameters themselves."""
+        return self.param_shard if self.master is None else self.master
+
+    @property
+    def grad_comes_and_goes(self) -> bool:
+        """Whether the full gradient buffer has memory in a part of the step only; Megatron's has it always."""
+        return not self.spec.strategy.has_whole_buffer
+
     # The ops of the schedule, in the order of a step. The schedule holds only ops that act, so a stage adds the methods
     # of the ops it adds: `sync_param` in zero1.py, `unshard` and `reshard` in zero3.py.
 
+    def drop_grad(self) -> None:
+        """Free the gradient of the step before."""
+        self.grad.release()
+
     def prepare_grad(self) -> None:
-        """Zero the full gradient, into which backward adds."""
+        """Allocate and zero the full gradient, into which backward adds."""
+        if self.grad_comes_and_goes:
+            self.grad.allocate()
         self.grad.tensor.zero_()
 
     def reduce_grad(self) -> None:
@@ -93,12 +122,18 @@ class DDPUnit:
         """The mean over ranks is the sum over N, divided in the gradient's dtype."""
         self.grad_shard.div_(self.comm.num_ranks)
 
-    def give_grad(self) -> None:
-        """Hand the owned gradient to the optimizer, where it works and in the dtype it works in."""
-        grad = self.grad_shard
-        if grad.device != self.optimizer_device or self.crosses_link:
-            grad = self.link.down(grad, self.unit.name)
-        self.owned.grad = grad.to(self.owned.dtype)
+    def hand_over_grad(self) -> None:
+        """Bring the owned gradient to where the optimizer works."""
+        self._handed = self.link.down(self.grad_shard, self.unit.name) if self.crosses_link else self.grad_shard
+
+    def give_grad(self, part: Slice) -> None:
+        """Let the optimizer see a slice of it, in the dtype it works in."""
+        assert self._handed is not None
+        part.owned.grad = self._handed[part.start : part.stop].to(part.owned.dtype)
+
+    def take_back_grad(self) -> None:
+        """The update is made."""
+        self._handed = None
 
     def take_update(self) -> None:
         """Bring the updated elements back into the parameters, if the optimizer worked on a copy of them."""
@@ -138,6 +173,12 @@ class DDPUnit:
         if self.master is not None and self.places.master is not None:
             yield self.master, self.places.master
 
+    def _make_slices(self) -> Iterator[Slice]:
+        start = 0
+        for numel in update_numels(self.unit, self.spec):
+            yield Slice(start, start + numel, nn.Parameter(self.owned[start : start + numel]))
+            start += numel
+
     def _make_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The module's parameters: views into the flat buffer, with `.grad` preset to views into the gradient's."""
         start = 0
@@ -152,7 +193,6 @@ class DDPUnit:
     @torch.no_grad()
     def _fill_with_initial_values(self) -> None:
         """Write each parameter's initial value, one parameter at a time, wherever this rank keeps its elements."""
-        owned = self.param_shard if self.master is None else self.master
         start = 0
         for shape in self.unit.params:
             value = initial_value(self.spec.model, shape, self.spec.seed).view(-1)
@@ -160,7 +200,7 @@ class DDPUnit:
                 self.param.view(start, (shape.numel,)).copy_(value)
             low, high = max(start, self.start), min(start + shape.numel, self.stop)
             if low < high:
-                owned[low - self.start : high - self.start].copy_(value[low - start : high - start])
+                self.owned[low - self.start : high - self.start].copy_(value[low - start : high - start])
             start += shape.numel
         if self.master is not None:
             self.param_shard.copy_(self.master)

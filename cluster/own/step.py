@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import dataclass
 
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
@@ -13,8 +14,9 @@ from cluster.link import Link
 from cluster.meter import Meter
 from cluster.model import SublayerModule, build_sublayer
 from cluster.own.clip import clip_grads
-from cluster.own.ddp import DDPUnit
+from cluster.own.ddp import DDPUnit, Slice
 from cluster.own.hybrid import HybridUnit
+from cluster.own.layers import ADDING
 from cluster.own.optimizer import make_optimizer
 from cluster.own.zero1 import Zero1Unit
 from cluster.own.zero2 import Zero2Unit
@@ -38,6 +40,14 @@ UNIT_OF = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What one optimizer of torch's updates at a time, each slice with its unit."""
+
+    optimizer: torch.optim.Optimizer
+    parts: list[tuple[DDPUnit, Slice]]
+
+
 class Executor:
     """One rank's model and training step.
 
@@ -57,12 +67,10 @@ class Executor:
         self.link = Link(meter)
         make_unit = UNIT_OF[spec.strategy]
         self.units = [make_unit(spec, buffer, comm, self.link, meter, device) for buffer in buffers_for(spec)]
-        # One optimizer for all units, or one each.
-        groups = [self.units] if spec.optimizer.steps_together else [[unit] for unit in self.units]
-        self.optimizers = [make_optimizer(spec.optimizer, [unit.owned for unit in group]) for group in groups]
+        self.updates = self._make_updates()
         self.modules: list[list[SublayerModule]] = []
         for segment in self.plan.segments:
-            modules = [build_sublayer(sublayer, spec.model) for sublayer in segment.sublayers]
+            modules = [build_sublayer(sublayer, spec.model, ADDING) for sublayer in segment.sublayers]
             (self.units[0] if spec.strategy.has_whole_buffer else self.units[segment.unit]).install(modules)
             self.modules.append(modules)
         self.num_batches = 0
@@ -71,6 +79,23 @@ class Executor:
         self._region_inputs: dict[int, torch.Tensor] = {}
         self._activation: torch.Tensor | None = None
         self._grad: torch.Tensor | None = None
+
+    def _make_updates(self) -> dict[int | None, list[Update]]:
+        """By the unit an op names, what is updated one after another: all slices in one go, or each by itself."""
+        parts = {unit.unit.index: [(unit, part) for part in unit.slices] for unit in self.units}
+
+        def together(made: list[tuple[DDPUnit, Slice]]) -> Update:
+            return Update(make_optimizer(self.spec.optimizer, [part.owned for _, part in made]), made)
+
+        if self.spec.optimizer.steps_together:
+            return {None: [together([part for of_unit in parts.values() for part in of_unit])]}
+        whole = self.spec.strategy.has_whole_buffer
+        return {None if whole else index: [together([part]) for part in of_unit] for index, of_unit in parts.items()}
+
+    @property
+    def optimizers(self) -> Iterator[torch.optim.Optimizer]:
+        """torch's optimizers, in the order in which they step."""
+        return (update.optimizer for updates in self.updates.values() for update in updates)
 
     @torch.no_grad()
     def step(self) -> float:
@@ -89,6 +114,9 @@ class Executor:
 
     def _execute(self, op: Op) -> None:
         match op.kind:
+            case OpKind.DROP_GRAD:
+                for unit in self.units:
+                    unit.drop_grad()
             case OpKind.LOAD_BATCH:
                 self._load_batch()
             case OpKind.DROP_BATCH:
@@ -107,8 +135,7 @@ class Executor:
                 self._backward(op.segment)
             case OpKind.OPTIMIZER_STEP | OpKind.HOST_STEP:
                 with self.meter.on_host() if op.kind is OpKind.HOST_STEP else nullcontext():
-                    units = self.units if op.unit is None else [self.units[op.unit]]
-                    self._update(units, self.optimizers[op.unit or 0])
+                    self._update(self.units if op.unit is None else [self.units[op.unit]], self.updates[op.unit])
             case OpKind.CLIP_GRAD:
                 self._clip()
             case _:  # without a unit: of the one buffer
@@ -176,13 +203,18 @@ class Executor:
         among = self.units[0].within if self.spec.strategy.shards_optimizer else None
         clip_grads([unit.grad_shard for unit in self.units], self.spec.clip_norm, self.comm, among)
 
-    def _update(self, units: list[DDPUnit], optimizer: torch.optim.Optimizer) -> None:
-        """Update the owned elements of `units`, which are all that `optimizer` knows."""
+    def _update(self, units: list[DDPUnit], updates: list[Update]) -> None:
+        """Update the owned elements of `units`, which are all that `updates` know."""
         for unit in units:
-            unit.give_grad()
-        optimizer.step()
+            unit.hand_over_grad()
+        for update in updates:
+            for unit, part in update.parts:
+                unit.give_grad(part)
+            update.optimizer.step()
+            for _, part in update.parts:
+                part.owned.grad = None
         for unit in units:
-            unit.owned.grad = None
+            unit.take_back_grad()
         for unit in units:
             unit.take_update()
 

@@ -24,6 +24,7 @@ from cluster.allocator import cpu_counter
 from cluster.dtypes import TORCH_DTYPE
 from cluster.event_tree import COMPOSITE
 from cluster.model import build_sublayer, initial_value
+from cluster.own.layers import ADDING
 from cluster.text import load_batch
 from zeroviz import activations
 from zeroviz.events import Events
@@ -81,7 +82,7 @@ class Run:
             parameter.grad_dtype = grad_dtype
             parameter.grad = self.flat_grad[start : start + shape.numel].view(shape.shape)
             self.parameters[name], start = parameter, start + shape.numel
-        self.modules = [build_sublayer(sublayer, spec.model) for sublayer in sublayers]
+        self.modules = [build_sublayer(sublayer, spec.model, ADDING) for sublayer in sublayers]
         for module in self.modules:
             for name in module.slots:
                 module.install(name, self.parameters[name])
@@ -267,7 +268,7 @@ def allocator_changes(function: Callable[[], None]) -> list[tuple[Category, int]
             # A Python number becomes a tensor before its operator begins, and dies after it.
             if operators[:1] == found[birth][3][:1] and (operators or nbytes == -8):
                 scratch |= {birth, position}
-                if found[birth][3] and found[birth][3][-1][1] in ("aten::mm", "aten::addmm"):
+                if found[birth][3] and found[birth][3][-1][1] in ("aten::mm", "aten::addmm", "aten::addmm_"):
                     of_matmul |= {birth, position}
     return [
         (Category.KERNEL_SCRATCH if position in scratch else Category.TEMPORARY, nbytes)

@@ -1,0 +1,74 @@
+"""Linear and embedding layers that add their weight's gradient straight into its place in the unit's flat buffer.
+
+autograd makes a parameter's gradient as a tensor of its own and then adds it to the view that is there: for a moment
+twice the weight's bytes, which at a large vocabulary is the peak of the step, and one more pass over memory. Here the
+matrix product itself adds to the view, as Megatron's `gradient_accumulation_fusion` does. Vectors (norms, biases) and
+learned positions go autograd's way.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from cluster.model import Layers
+
+
+class _Linear(torch.autograd.Function):
+    """x (..., num_in), weight (num_out, num_in), bias (num_out,) or None -> (..., num_out)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        rows = dy.flatten(0, -2)
+        _add_product(weight.grad, rows.t(), x.flatten(0, -2))
+        return dy @ weight, None, rows.sum(0) if ctx.needs_input_grad[2] else None
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total += left @ right, in one kernel where the dtypes are one."""
+    if total.dtype is left.dtype:
+        total.addmm_(left, right)
+    else:
+        total.add_(left @ right)
+
+
+class _Embedding(torch.autograd.Function):
+    """tokens (batch, seq), weight (vocab, hidden) -> (batch, seq, hidden)."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(tokens, weight)
+        return F.embedding(tokens, weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[None, None]:
+        tokens, weight = ctx.saved_tensors
+        weight.grad.index_add_(0, tokens.flatten(), dy.flatten(0, -2).to(weight.grad.dtype))
+        return None, None
+
+
+class AddingLinear(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = _Linear.apply(x, self.weight, self.bias)
+        return y
+
+
+class AddingEmbedding(nn.Embedding):
+    def forward(self, tokens: Tensor) -> Tensor:
+        rows: Tensor = _Embedding.apply(tokens, self.weight)
+        return rows
+
+
+ADDING = Layers(AddingLinear, AddingEmbedding)
