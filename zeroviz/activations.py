@@ -27,12 +27,14 @@ are fp32 there, and RMSNorm is one fused operator that keeps x and rstd alone (f
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from zeroviz.category import Category
 from zeroviz.ledger import Ledger
 from zeroviz.models import Family
 from zeroviz.partition import Segment
 from zeroviz.spec import RunSpec
-from zeroviz.sublayers import dry_pass, passes, release
+from zeroviz.sublayers import backward_halves, dry_pass, passes, release
 from zeroviz.tape import Sizes
 
 NBYTES_PER_TOKEN_ID = 8  # torch indexes embeddings and targets with int64
@@ -70,11 +72,21 @@ def recompute(ledger: Ledger, sizes: Sizes, segment: Segment) -> None:
         ledger.replay([(Category.TEMPORARY, -sizes.rows(sizes.model.hidden))])
 
 
-def backward(ledger: Ledger, sizes: Sizes, segment: Segment) -> None:
+def backward(ledger: Ledger, sizes: Sizes, segment: Segment, begin_grads: Callable[[], None] = lambda: None) -> None:
     """Book the segment's backward. It frees what forward kept, and its input; gradients on their way, the one it
     leaves for the segment before included, are TEMPORARY.
+
+    begin_grads: called before the first parameter's gradient is added, when the loss' backward is over.
     """
-    for kind, place in reversed(segment.places):
-        ledger.replay(passes(sizes, kind, place)[1])
+    if not segment.places:
+        begin_grads()
+    for position, (kind, place) in enumerate(reversed(segment.places)):
+        if position:
+            ledger.replay(passes(sizes, kind, place)[1])
+            continue
+        before, after = backward_halves(sizes, kind, place)
+        ledger.replay(before)
+        begin_grads()
+        ledger.replay(after)
     if segment.places:
         ledger.replay(release(sizes, segment.places[0][0], segment.places[-1][0]))

@@ -71,7 +71,7 @@ def linear_backward(
     The bias' operator orders all differently: with a bias the input's gradient comes first, and the weight's is used up
     first. Our own code has another operator: see [Note: weight gradients].
     """
-    if s.fresh is None:
+    if s.in_place:
         _own_linear_backward(tape, s, num_in, num_out, bias, grad_in, dy, x)
         return
     done = tuple(filter(None, (dy, x)))
@@ -104,6 +104,7 @@ def _own_linear_backward(
     tape: Tape, s: Sizes, num_in: int, num_out: int, bias: bool, grad_in: str, dy: str, x: str
 ) -> None:
     """The operator of `cluster.own.layers`; arguments as in `linear_backward`."""
+    tape.begin_grads()
     if s.recipe.grad.itemsize != s.itemsize:
         tape.make("dweight", num_in * num_out * s.itemsize)
         wide = num_in * num_out * FP32_NBYTES  # of what is added; and of the sum, if that is the narrow one

@@ -182,14 +182,14 @@ def windows(spec: RunSpec) -> tuple[Window, ...]:
                 gathered.add(_index(op))
             case OpKind.RESHARD:
                 gathered.discard(_index(op))
-            case OpKind.PREPARE_GRAD if op.unit is not None:
-                whole.add(op.unit)
             case OpKind.REDUCE_GRAD if shards:
                 reduced |= {_index(op)} if drops else set()
                 found[window(op.phase.value, name)] = None
             case OpKind.WAIT_REDUCE | OpKind.WAIT_REPLICAS if shards and op.kind is last:
                 whole.discard(_index(op))
             case OpKind.FORWARD | OpKind.RECOMPUTE | OpKind.BACKWARD:
+                if op.kind is OpKind.BACKWARD and not spec.strategy.has_whole_buffer:
+                    whole.add(_index(op))
                 found[window(op.phase.value, name)] = None
             case OpKind.OPTIMIZER_STEP:
                 updated = buffers_for(spec) if op.unit is None else (units[op.unit],)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from zeroviz.models import SublayerKind
 from zeroviz.partition import Place, Plan, Segment, buffers_for, plan_for
-from zeroviz.schedule import Op, OpKind, Order, schedule
+from zeroviz.schedule import Op, OpKind, Order, last_wait, schedule
 
 MAX_PERIOD = 64  # tokens; blocks cut into layers repeat after 16. Longer patterns are walked through, repeats and all
 
@@ -25,7 +25,9 @@ class Token:
     slot: which of the outline's distinct unit sizes; 0 where no unit's buffers are touched.
     sublayer: what is computed, and its place in the segment. dry: without a graph, in a checkpointed region.
     released: first and last sublayer of a segment that is over, where the caller then lets something go.
-    begins: the first reduction of a unit in the step, where the gradient's shard is allocated.
+    half: of a sublayer's backward, what comes before its unit's gradient buffer is needed (0), or after (1); None where
+    the buffer is there. begins: the op allocates a gradient: BACKWARD the unit's buffer, and the first REDUCE_GRAD of a
+    unit in the step the shard.
     """
 
     op: OpKind
@@ -33,6 +35,7 @@ class Token:
     sublayer: tuple[SublayerKind, Place] | None = None
     dry: bool = False
     released: tuple[SublayerKind, SublayerKind] | None = None
+    half: int | None = None
     begins: bool = False
 
 
@@ -81,9 +84,16 @@ def outline(order: Order) -> Outline:
     ops: list[Op] = []
     reduced: set[int | None] = set()
     makes_shards = spec.drops_grad and spec.strategy.shards_grad
+    has_buffer: set[int | None] = set()
+    ends = last_wait(spec.strategy)
     for op in schedule(spec):
+        if op.kind is ends and spec.strategy.shards_grad:
+            has_buffer.discard(op.unit)
         if op.segment is not None:
-            tokens = _segment_tokens(op.kind, plan.segments[op.segment])
+            assert op.unit is not None
+            begins = op.kind is OpKind.BACKWARD and op.unit not in has_buffer and not spec.strategy.has_whole_buffer
+            tokens = _segment_tokens(op.kind, plan.segments[op.segment], slot_of[op.unit] if begins else None)
+            has_buffer |= {op.unit} if begins else set()
         else:
             begins = makes_shards and op.kind is OpKind.REDUCE_GRAD and op.unit not in reduced
             reduced |= {op.unit} if begins else set()
@@ -93,15 +103,19 @@ def outline(order: Order) -> Outline:
     return Outline(plan, sizes, tuple(number), tuple(sequence), tuple(ops), tuple(_runs(sequence)))
 
 
-def _segment_tokens(op: OpKind, segment: Segment) -> list[Token]:
-    """One token a sublayer, in the order of the pass; after them, what the caller lets go."""
+def _segment_tokens(op: OpKind, segment: Segment, begins: int | None) -> list[Token]:
+    """One token a sublayer, in the order of the pass; after them, what the caller lets go. begins: the slot of the unit
+    whose gradient buffer is allocated on the way."""
     first, last = segment.sublayers[0].kind, segment.sublayers[-1].kind
+    buffer = [] if begins is None else [Token(op, begins, begins=True)]
     if first is SublayerKind.BARE:
-        return []
+        return buffer
     dry = op is OpKind.FORWARD and segment.region is not None
     tokens = [Token(op, sublayer=sublayer, dry=dry) for sublayer in segment.places]
     if op is OpKind.BACKWARD:
         tokens.reverse()
+    if buffer:
+        tokens = [replace(tokens[0], half=0), *buffer, replace(tokens[0], half=1), *tokens[1:]]
     if op is OpKind.BACKWARD or (dry and not segment.starts_region) or (op is OpKind.RECOMPUTE and segment.ends_region):
         tokens.append(Token(op, released=(first, last)))
     return tokens

@@ -36,7 +36,7 @@ from zeroviz.outline import Outline, Token, outline
 from zeroviz.predict import NBYTES_PER_TOKEN_ID
 from zeroviz.schedule import OpKind, Order, last_wait
 from zeroviz.spec import DType, Recipe, RunSpec, Strategy
-from zeroviz.sublayers import dry_pass, passes, release
+from zeroviz.sublayers import backward_halves, dry_pass, passes, release
 from zeroviz.tape import Sizes
 from zeroviz.trace import CATEGORY_ORDER, Category, Peak
 
@@ -229,7 +229,7 @@ def _piece(token: Token, step: Outline, order: Order, recipe: Recipe, width: int
         case OpKind.DROP_GRAD:
             place = RestPlaces.of(strategy, order.offload, recipe).grad
             changes = [(place, tuple(map(neg, _rest(step, order, recipe, width)[place])))]
-        case OpKind.PREPARE_GRAD if not strategy.has_whole_buffer:
+        case OpKind.BACKWARD:  # the unit's buffer, see `Token.begins`
             changes = [change(Category.UNSHARDED_GRAD, grad)]
         case OpKind.REDUCE_GRAD if token.begins:
             changes = [change(Category.SHARDED_GRAD, grad, whole + SHARD)]
@@ -261,7 +261,7 @@ def _compute_piece(token: Token, model: ModelShape, recipe: Recipe, width: int) 
         changes = [(Category.INPUT, batch)]
     else:
         # The sizes' coefficients of n, seq and 1 from three probes: a + b + c, 2 a + b + c and 2 a + 2 b + c.
-        probes = [_changes(token, Sizes(model, recipe, *sizes, watched=False)) for sizes in ((1, 1), (2, 1), (1, 2))]
+        probes = [_changes(token, Sizes(model, recipe, *sizes, in_place=True)) for sizes in ((1, 1), (2, 1), (1, 2))]
         changes = [
             (category, (n, seq, one - n - seq))
             for (category, one), (_, two), (_, four) in zip(*probes, strict=True)
@@ -283,6 +283,8 @@ def _changes(token: Token, sizes: Sizes) -> tuple[Change, ...]:
     assert token.sublayer is not None
     if token.dry:
         made = dry_pass(sizes, *token.sublayer)
+    elif token.half is not None:
+        made = backward_halves(sizes, *token.sublayer)[token.half]
     else:
         made = passes(sizes, *token.sublayer)[token.op is OpKind.BACKWARD]
     # What kernels borrow is no part of the peak, and no linear form.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from zeroviz import activations, artefacts
 from zeroviz.activations import NBYTES_PER_TOKEN_ID as NBYTES_PER_TOKEN_ID
@@ -35,7 +35,7 @@ from zeroviz.trace import Category, Collective, Origin, RankTrace, Trace
 from zeroviz.witness.registry import PREDICTED
 
 # Ops that neither allocate nor free.
-_WAITS = frozenset({OpKind.WAIT_UNSHARD, OpKind.WAIT_SYNC})
+_NOTHING = frozenset({OpKind.WAIT_UNSHARD, OpKind.WAIT_SYNC, OpKind.ZERO_GRAD})
 
 BARE_NOTE = (
     "A bare parameter count says nothing of layers, so the peak counts parameters, gradients and optimizer only; "
@@ -104,12 +104,11 @@ class _Walk:
         self.compute = {
             OpKind.FORWARD: activations.forward,
             OpKind.RECOMPUTE: activations.recompute,
-            OpKind.BACKWARD: activations.backward,
         }
         self.visits: dict[OpKind, Callable[[Op, Unit], None]] = {
             OpKind.UNSHARD: self._unshard,
             OpKind.RESHARD: self._reshard,
-            OpKind.PREPARE_GRAD: self._prepare_grad,
+            OpKind.BACKWARD: self._backward,
             OpKind.REDUCE_GRAD: self._reduce_grad,
             OpKind.WAIT_REDUCE: self._wait_reduce,
             OpKind.REDUCE_REPLICAS: self._reduce_replicas,
@@ -139,7 +138,7 @@ class _Walk:
         elif kind is OpKind.HOST_STEP:
             self._update_on_host(op, buffers if unit is None else (unit,))
         else:
-            assert kind in _WAITS
+            assert kind in _NOTHING
 
     def _unshard(self, op: Op, unit: Unit) -> None:
         dtype, (numel, shard) = self.spec.recipe.param, self.numels[unit.index]
@@ -156,8 +155,13 @@ class _Walk:
         width = self.spec.recipe.grad.itemsize
         self.ledger.replay((category, -numels[self.shards_grad] * width) for numels in self.numels)
 
-    def _prepare_grad(self, op: Op, unit: Unit) -> None:
-        if self.drops_grad or self.shards_grad:  # else it is held anyway, and zeroed
+    def _backward(self, op: Op, unit: Unit) -> None:
+        assert op.segment is not None
+        activations.backward(self.ledger, self.sizes, self.plan.segments[op.segment], partial(self._begin_grad, unit))
+
+    def _begin_grad(self, unit: Unit) -> None:
+        """A unit's first gradient needs the buffer, unless that one stays or is there from a micro-batch before."""
+        if not self.spec.strategy.has_whole_buffer and not self.ledger.holds(("grad", unit.index)):
             nbytes = self.numels[unit.index][0] * self.spec.recipe.grad.itemsize
             self.ledger.alloc(("grad", unit.index), nbytes, Category.UNSHARDED_GRAD)
 

@@ -67,10 +67,11 @@ class OpKind(Enum):
     """Checkpointing: run s once more, now keeping what backward needs; in forward only its region's input was kept."""
     RESHARD = "reshard"
     """Free u's full parameters; only the shard stays."""
-    PREPARE_GRAD = "prepare grad"
-    """Allocate u's full gradient buffer, unless it is one that stays, and zero it."""
+    ZERO_GRAD = "zero grad"
+    """Zero the whole gradient buffer, where it stays from step to step (Megatron)."""
     BACKWARD = "backward"
-    """Run backward of s from its stored pair; gradients add up in u's full gradient buffer."""
+    """Run backward of s from its stored pair; gradients add up in u's full gradient buffer, which is allocated and
+    zeroed when the first of them comes."""
     REDUCE_GRAD = "reduce grad"
     """Start the reduction of u's gradient: all-reduce, or reduce-scatter to the owners; strategies that shard gradients
     allocate the shard here, in the first micro-batch."""
@@ -191,14 +192,9 @@ def _schedule(order: Order) -> tuple[Op, ...]:
         ops.append(Op(OpKind.LOAD_BATCH, Phase.FORWARD))
         ops += _Pass(spec, Phase.FORWARD, _forward_uses(plan)).ops()
         if is_whole and is_first:
-            ops.append(Op(OpKind.PREPARE_GRAD, Phase.BACKWARD))
-        ops += _Pass(
-            spec,
-            Phase.BACKWARD,
-            _backward_uses(plan),
-            prepares_grad=not is_whole and (is_first or (spec.reduces_each and spec.strategy.shards_grad)),
-            reduces_grad=not is_whole and (is_last or spec.reduces_each),
-        ).ops()
+            ops.append(Op(OpKind.ZERO_GRAD, Phase.BACKWARD))
+        reduces_grad = not is_whole and (is_last or spec.reduces_each)
+        ops += _Pass(spec, Phase.BACKWARD, _backward_uses(plan), reduces_grad=reduces_grad).ops()
         if is_whole and is_last:
             ops += [Op(OpKind.REDUCE_GRAD, Phase.BACKWARD), Op(OpKind.WAIT_REDUCE, Phase.BACKWARD)]
         ops.append(Op(OpKind.DROP_BATCH, Phase.BACKWARD))
@@ -230,11 +226,8 @@ def _backward_uses(plan: Plan) -> list[Use]:
 class _Pass:
     """Forward or backward: each use in turn, with its unit gathered, freed and reduced around its spans."""
 
-    def __init__(
-        self, spec: RunSpec, phase: Phase, uses: list[Use], *, prepares_grad: bool = False, reduces_grad: bool = False
-    ) -> None:
-        self.spec, self.phase, self.uses = spec, phase, uses
-        self.prepares_grad, self.reduces_grad = prepares_grad, reduces_grad
+    def __init__(self, spec: RunSpec, phase: Phase, uses: list[Use], *, reduces_grad: bool = False) -> None:
+        self.spec, self.phase, self.uses, self.reduces_grad = spec, phase, uses, reduces_grad
         self.spans = _spans(uses)
         self.num_gathered = 0  # spans whose gather has been started
         self.gathered: set[int] = set()
@@ -245,17 +238,13 @@ class _Pass:
         strategy, uses = self.spec.strategy, self.uses
         is_backward = self.phase is Phase.BACKWARD
         gathers = strategy.shards_param and (strategy.reshards_after_forward or not is_backward)
-        grad_uses = [(position, use.unit) for position, use in enumerate(uses) if use.kind is OpKind.BACKWARD]
-        first_grad = {unit: position for position, unit in reversed(grad_uses)}
-        last_grad = {unit: position for position, unit in grad_uses}
+        last_grad = {use.unit: position for position, use in enumerate(uses) if use.kind is OpKind.BACKWARD}
         start_of = {span.start: index for index, span in enumerate(self.spans)}
         # What a gather's span begins, the span's end frees; SHARD_GRAD_OP frees once, after a unit's last use of all.
         stops = {span.stop for span in self.spans} if strategy.reshards_after_forward else set(last_grad.values())
         for position, use in enumerate(uses):
             if gathers and position in start_of:
                 self._gather(start_of[position])
-            if self.prepares_grad and first_grad.get(use.unit) == position:
-                self._add(OpKind.PREPARE_GRAD, use.unit)
             self._add(use.kind, use.unit, use.segment)
             if strategy.shards_param and position in stops:
                 self.gathered.discard(use.unit)

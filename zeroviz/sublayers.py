@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from itertools import chain
 
 from zeroviz import kernels
 from zeroviz.category import Category
@@ -20,7 +21,15 @@ def passes(sizes: Sizes, kind: SublayerKind, place: Place) -> tuple[Changes, Cha
     What the caller holds over the segment's border stays: `release` frees it.
     """
     forward, tape = _both_passes(sizes, kind, place)
-    return forward, tape.take()
+    return forward, Changes(chain(tape.before_grads or (), tape.take()))
+
+
+@lru_cache(maxsize=1024)
+def backward_halves(sizes: Sizes, kind: SublayerKind, place: Place) -> tuple[Changes, Changes]:
+    """The backward of `passes` in our own code, before and from the first parameter's gradient on."""
+    _, tape = _both_passes(sizes, kind, place)
+    assert tape.before_grads is not None
+    return tape.before_grads, tape.take()
 
 
 @lru_cache(maxsize=1024)
@@ -112,15 +121,15 @@ def _embed(tape: Tape, s: Sizes, place: Place) -> None:
 
 
 def _sums_tied(s: Sizes, place: Place) -> bool:
-    """Whether the head's gradient of a tied weight waits for the embedding's; in our own code both go to their place."""
-    return place.tied and s.fresh is not None
+    """Whether the head's gradient of a tied weight waits for the embedding's; in our own code neither waits."""
+    return place.tied and not s.in_place
 
 
 def _embed_backward(tape: Tape, s: Sizes, place: Place) -> None:
     learned = s.model.family is Family.GPT2
     if learned:
         tape.make("dpositions", s.seq * s.model.hidden * s.itemsize)  # summed over the batch
-    if s.fresh is None:
+    if s.in_place:
         _own_tokens_backward(tape, s, place)
     else:
         _tokens_backward(tape, s, place)
@@ -134,6 +143,7 @@ def _embed_backward(tape: Tape, s: Sizes, place: Place) -> None:
 
 def _own_tokens_backward(tape: Tape, s: Sizes, place: Place) -> None:
     """Rows are added to the table's gradient, in its dtype. See [Note: weight gradients] in `zeroviz.kernels`."""
+    tape.begin_grads()
     if s.recipe.grad.itemsize != s.itemsize:
         tape.make("cast rows", s.rows(s.model.hidden, s.recipe.grad.itemsize))
     if s.recipe.grad.itemsize < FP32_NBYTES:

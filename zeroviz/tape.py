@@ -6,9 +6,10 @@ gradient that is a view, as a linear layer gives it, shares its memory with its 
 active (a meter, or fake tensors) autograd always adds out of place: a step that is watched so holds one tensor more
 at a sum than one that is not, (n, hidden) at a residual connection.
 
-[Note: fresh gradients] A backward operator makes a parameter's gradient anew. In our own code it is added to a view
-that is there, and freed. In other people's nothing is there, and the fresh tensor itself becomes the gradient: it
-leaves the sublayer's account, and whoever walks the graph says what happens to it then (`zeroviz.witness.graph`).
+[Note: fresh gradients] A backward operator of torch's makes a parameter's gradient anew. Where none is there the fresh
+tensor itself becomes the gradient: it leaves the sublayer's account, and whoever walks the graph says what happens to
+it then (`zeroviz.witness.graph`). Where one is there, as in a second micro-batch, it is added and freed. Our own
+operators add without one: see [Note: weight gradients] in `zeroviz.kernels`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Sizes:
     """What fixes every size. watched: whether the step runs under a TorchDispatchMode, see [Note: sums].
 
     fresh: under which category a parameter's fresh gradient is handed over, see [Note: fresh gradients]; None where it
-    is added to what is there.
+    is added to what is there. in_place: our own code, where the operator itself adds it to what is there.
     """
 
     model: ModelShape
@@ -44,10 +45,12 @@ class Sizes:
     seq: int
     watched: bool = False
     fresh: Category | None = None
+    in_place: bool = False
 
     @classmethod
     def of(cls, spec: RunSpec, *, watched: bool = False) -> Sizes:
-        return cls(spec.model, spec.recipe, spec.batch, spec.seq, watched)
+        """Those of our own code."""
+        return cls(spec.model, spec.recipe, spec.batch, spec.seq, watched, in_place=True)
 
     def __hash__(self) -> int:
         return self._hash
@@ -55,7 +58,7 @@ class Sizes:
     @cached_property
     def _hash(self) -> int:
         """Of some twenty fields; a walk asks for it with each sublayer."""
-        return hash((self.model, self.recipe, self.batch, self.seq, self.watched, self.fresh))
+        return hash((self.model, self.recipe, self.batch, self.seq, self.watched, self.fresh, self.in_place))
 
     @property
     def num_tokens(self) -> int:
@@ -95,6 +98,8 @@ class Tape(Ledger):
         self.keeps = keeps
         self.handed_over: list[tuple[Changes, Ready]] = []
         """What was booked up to each gradient handed over, and which that is."""
+        self.before_grads: Changes | None = None
+        """Of our own code: what backward booked before it first touched a parameter's gradient."""
 
     def save(self, key: str, nbytes: int) -> None:
         """Allocate something that backward needs."""
@@ -120,6 +125,11 @@ class Tape(Ledger):
         else:
             del self._live[key]
             self.handed_over.append((self.take(), ready))
+
+    def begin_grads(self) -> None:
+        """The first of the sublayer's gradients is added now; the unit's buffer must be there."""
+        if self.before_grads is None:
+            self.before_grads = self.take()
 
     @contextmanager
     def scratch(self, *nbytes: int) -> Iterator[None]:

@@ -29,10 +29,15 @@ class FlatBuffer:
 
     def release(self) -> None:
         """Give the memory back, if there is any. Views stay valid objects over nothing until the next `allocate`."""
-        if not self.tensor.untyped_storage().nbytes():
+        if not self.is_held:
             return
         self._meter.released(self.tensor)
         self.tensor.untyped_storage().resize_(0)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether there is memory."""
+        return self.tensor.untyped_storage().nbytes() > 0
 
     def view(self, start: int, shape: tuple[int, ...]) -> torch.Tensor:
         """A view of the elements from `start` on, in `shape`."""

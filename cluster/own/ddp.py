@@ -22,6 +22,7 @@ from cluster.link import HOST, Link
 from cluster.meter import Meter
 from cluster.model import SublayerModule, initial_value
 from cluster.own.buffer import FlatBuffer
+from cluster.own.layers import AddingLayer
 from zeroviz.collectives import Group
 from zeroviz.memory import rest_places
 from zeroviz.partition import Unit, buffer_numel, shard_bounds, update_numels
@@ -103,10 +104,14 @@ class DDPUnit:
         """Free the gradient of the step before."""
         self.grad.release()
 
-    def prepare_grad(self) -> None:
-        """Allocate and zero the full gradient, into which backward adds."""
-        if self.grad_comes_and_goes:
+    def begin_grad(self) -> None:
+        """Backward is about to add the unit's first gradient: allocate the full buffer and zero it, if it is gone."""
+        if not self.grad.is_held:
             self.grad.allocate()
+            self.grad.tensor.zero_()
+
+    def zero_grad(self) -> None:
+        """The same for a buffer that stays."""
         self.grad.tensor.zero_()
 
     def reduce_grad(self) -> None:
@@ -160,8 +165,10 @@ class DDPUnit:
     def install(self, modules: list[SublayerModule]) -> None:
         """Make the modules compute with this unit's parameters."""
         for module in modules:
-            for name in module.slots:
+            for name, (owner, _) in module.slots.items():
                 module.install(name, self.parameters[name])
+                if isinstance(owner, AddingLayer):
+                    owner.begin_grad = self.begin_grad
 
     def held_tensors(self) -> Iterator[tuple[torch.Tensor, Category]]:
         """Everything this unit holds between steps but the moments, each with its category; views of one storage may

@@ -8,6 +8,7 @@ learned positions go autograd's way.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,21 +19,33 @@ from torch.autograd.function import once_differentiable
 from cluster.model import Layers
 
 
+def _is_there() -> None:
+    """Nothing: for a buffer that has its memory already."""
+
+
+class AddingLayer(nn.Module):
+    """A layer whose weight's gradient is a view of a buffer. begin_grad: called before anything is added to it."""
+
+    begin_grad: Callable[[], None] = staticmethod(_is_there)
+
+
 class _Linear(torch.autograd.Function):
     """x (..., num_in), weight (num_out, num_in), bias (num_out,) or None -> (..., num_out)."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, begin_grad: Callable[[], None]) -> Tensor:
         ctx.save_for_backward(x, weight)
+        ctx.begin_grad = begin_grad
         return F.linear(x, weight, bias)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, Tensor | None]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, Tensor | None, None]:
+        ctx.begin_grad()
         x, weight = ctx.saved_tensors
         rows = dy.flatten(0, -2)
         _add_product(weight.grad, rows.t(), x.flatten(0, -2))
-        return dy @ weight, None, rows.sum(0) if ctx.needs_input_grad[2] else None
+        return dy @ weight, None, rows.sum(0) if ctx.needs_input_grad[2] else None, None
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
@@ -47,27 +60,29 @@ class _Embedding(torch.autograd.Function):
     """tokens (batch, seq), weight (vocab, hidden) -> (batch, seq, hidden)."""
 
     @staticmethod
-    def forward(ctx: Any, tokens: Tensor, weight: Tensor) -> Tensor:
+    def forward(ctx: Any, tokens: Tensor, weight: Tensor, begin_grad: Callable[[], None]) -> Tensor:
         ctx.save_for_backward(tokens, weight)
+        ctx.begin_grad = begin_grad
         return F.embedding(tokens, weight)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[None, None]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[None, None, None]:
+        ctx.begin_grad()
         tokens, weight = ctx.saved_tensors
         weight.grad.index_add_(0, tokens.flatten(), dy.flatten(0, -2).to(weight.grad.dtype))
-        return None, None
+        return None, None, None
 
 
-class AddingLinear(nn.Linear):
+class AddingLinear(AddingLayer, nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = _Linear.apply(x, self.weight, self.bias)
+        y: Tensor = _Linear.apply(x, self.weight, self.bias, self.begin_grad)  # type: ignore[no-untyped-call]
         return y
 
 
-class AddingEmbedding(nn.Embedding):
+class AddingEmbedding(AddingLayer, nn.Embedding):
     def forward(self, tokens: Tensor) -> Tensor:
-        rows: Tensor = _Embedding.apply(tokens, self.weight)
+        rows: Tensor = _Embedding.apply(tokens, self.weight, self.begin_grad)  # type: ignore[no-untyped-call]
         return rows
 
 

@@ -245,7 +245,7 @@ _UNIT_ACTION = {
     OpKind.UNSHARD: lambda unit: unit.unshard(),
     OpKind.WAIT_UNSHARD: lambda unit: unit.wait_unshard(),
     OpKind.RESHARD: lambda unit: unit.reshard(),
-    OpKind.PREPARE_GRAD: lambda unit: unit.prepare_grad(),
+    OpKind.ZERO_GRAD: lambda unit: unit.zero_grad(),
     OpKind.REDUCE_GRAD: lambda unit: unit.reduce_grad(),
     OpKind.WAIT_REDUCE: lambda unit: unit.wait_reduce(),
     OpKind.REDUCE_REPLICAS: lambda unit: unit.reduce_replicas(),
