@@ -33,7 +33,8 @@ class PeakLedger:
     """What a rank holds at its peak, in the parts by which one thinks about cutting it. In bytes."""
 
     at_rest: int
-    """States held between steps, padding included."""
+    """Of the states held between steps, what is there at the peak: before backward the gradient is not. Padding
+    included."""
     gathered: int
     """Whole parameters beyond those at rest (ZeRO-3, SHARD_GRAD_OP)."""
     gradients: int
@@ -129,10 +130,10 @@ def ledger_of(spec: RunSpec, peak: Peak) -> PeakLedger:
     is_update = peak.phase == Phase.OPTIMIZER.value
 
     def beyond_rest(category: Category) -> int:
-        return held.get(category, 0) - rest.get(category, 0)
+        return max(0, held.get(category, 0) - rest.get(category, 0))
 
     return PeakLedger(
-        at_rest=sum(rest.values()),
+        at_rest=sum(min(nbytes, held.get(category, 0)) for category, nbytes in rest.items()),
         gathered=beyond_rest(Category.UNSHARDED_PARAM),
         gradients=beyond_rest(Category.UNSHARDED_GRAD),
         update=temporaries if is_update else 0,

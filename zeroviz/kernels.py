@@ -10,8 +10,8 @@ borrow more, as the processor demands, and that is measured and never predicted.
 
 [Note: weight gradients] In our own code every parameter's gradient is preset to a view of the unit's flat buffer.
 Matrices are added to it by the product that makes them (`cluster.own.layers`), without a tensor of their own unless the
-recipe's gradient dtype is another than the compute dtype's; so are an embedding's rows. For a vector, and for learned
-positions, a backward operator makes a fresh gradient in the compute dtype; it is cast if the dtypes differ, added to
+recipe's gradient dtype is not the compute dtype; an embedding's has one. For a vector, and for learned positions, a
+backward operator makes a fresh gradient in the compute dtype; it is cast if the dtypes differ, added to
 the view in place and freed. Elsewhere all gradients are fresh, and stay: see [Note: fresh gradients] in
 zeroviz/tape.py. Layers count from 0 in the order of the sublayer's parameters, so that a norm is layer 0.
 """
@@ -106,11 +106,7 @@ def _own_linear_backward(
     """The operator of `cluster.own.layers`; arguments as in `linear_backward`."""
     tape.begin_grads()
     if s.recipe.grad.itemsize != s.itemsize:
-        tape.make("dweight", num_in * num_out * s.itemsize)
-        wide = num_in * num_out * FP32_NBYTES  # of what is added; and of the sum, if that is the narrow one
-        with tape.scratch(*[wide] * (1 if s.is_narrow else 2)):
-            pass
-        tape.free("dweight")
+        add_made(tape, s, num_in * num_out)
     tape.make("part", s.rows(num_in))
     if bias:
         make_grad(tape, s, "dbias", num_out)
@@ -126,6 +122,16 @@ def _own_linear_backward(
         tape.rename("part", grad_in)
     if bias:
         tape.give_grad(s, "dbias", Ready(0, is_bias=True))
+
+
+def add_made(tape: Tape, s: Sizes, numel: int) -> None:
+    """A gradient of `numel` elements is made in the compute dtype and added to what is there in the recipe's."""
+    tape.make("dweight", numel * s.itemsize)
+    if s.recipe.grad.itemsize != s.itemsize:
+        wide = numel * FP32_NBYTES  # of what is added; and of the sum, if that is the narrow one
+        with tape.scratch(*[wide] * (1 if s.is_narrow else 2)):
+            pass
+    tape.free("dweight")
 
 
 def _finish_weight(tape: Tape, s: Sizes, layer: int, numel: int, keep: str) -> None:

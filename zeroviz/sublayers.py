@@ -142,15 +142,9 @@ def _embed_backward(tape: Tape, s: Sizes, place: Place) -> None:
 
 
 def _own_tokens_backward(tape: Tape, s: Sizes, place: Place) -> None:
-    """Rows are added to the table's gradient, in its dtype. See [Note: weight gradients] in `zeroviz.kernels`."""
+    """See [Note: weight gradients] in `zeroviz.kernels`."""
     tape.begin_grads()
-    if s.recipe.grad.itemsize != s.itemsize:
-        tape.make("cast rows", s.rows(s.model.hidden, s.recipe.grad.itemsize))
-    if s.recipe.grad.itemsize < FP32_NBYTES:
-        with tape.scratch(s.model.hidden * FP32_NBYTES):  # a row, added up in fp32
-            pass
-    if tape.holds("cast rows"):
-        tape.free("cast rows")
+    kernels.add_made(tape, s, _embedding_numel(s))
     if not place.output_held:
         tape.free("grad")
 

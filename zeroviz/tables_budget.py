@@ -44,7 +44,8 @@ def render_budget(rows: Sequence[Row], capacity: Capacity, reserve_nbytes: int, 
     lines += [
         "",
         *wrap(
-            "Each line is the peak of one rank: states at rest, then what is held beyond: gathered parameters, whole "
+            "Each line is the peak of one rank: of the states at rest what is there then (before backward no gradient "
+            "is), and what is held beyond: gathered parameters, whole "
             "gradients, activations, temporaries with the batch. spare is what is left of the budget.",
             WIDTH,
         ),

@@ -24,9 +24,8 @@ def strategy_label(spec: RunSpec) -> str:
 
 
 def counters_text(spec: RunSpec, nbytes: int) -> str:
-    """The optimizer's step counters: our own code updates one tensor a unit, or a buffer, others one a parameter."""
-    ours = "buffer" if spec.strategy.has_whole_buffer else "unit"
-    per = ours if spec.impl is Implementation.OWN else "parameter"
+    """The optimizer's step counters: our own code updates one tensor a slice, others one a parameter."""
+    per = "slice" if spec.impl is Implementation.OWN else "parameter"
     return f"{nbytes:,} B of step counters, one scalar a {per}"
 
 

@@ -1,9 +1,9 @@
 """Linear and embedding layers that add their weight's gradient straight into its place in the unit's flat buffer.
 
 autograd makes a parameter's gradient as a tensor of its own and then adds it to the view that is there: for a moment
-twice the weight's bytes, which at a large vocabulary is the peak of the step, and one more pass over memory. Here the
-matrix product itself adds to the view, as Megatron's `gradient_accumulation_fusion` does. Vectors (norms, biases) and
-learned positions go autograd's way.
+twice the weight's bytes, which for the head of a large vocabulary is the peak of the step, and one more pass over
+memory. Here the matrix product itself adds to the view, as with Megatron's `gradient_accumulation_fusion`. Vectors
+(norms, biases) and learned positions go autograd's way.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from cluster.model import Layers
+
+NO_PADDING = -1  # every token has a row of its own
 
 
 def _is_there() -> None:
@@ -57,7 +59,11 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 class _Embedding(torch.autograd.Function):
-    """tokens (batch, seq), weight (vocab, hidden) -> (batch, seq, hidden)."""
+    """tokens (batch, seq), weight (vocab, hidden) -> (batch, seq, hidden).
+
+    The gradient is a tensor of its own for a moment, as autograd's: rows added one by one to what a tied head left
+    would be rounded in another order, and training would end elsewhere than one process' does.
+    """
 
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, weight: Tensor, begin_grad: Callable[[], None]) -> Tensor:
@@ -70,7 +76,7 @@ class _Embedding(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[None, None, None]:
         ctx.begin_grad()
         tokens, weight = ctx.saved_tensors
-        weight.grad.index_add_(0, tokens.flatten(), dy.flatten(0, -2).to(weight.grad.dtype))
+        weight.grad.add_(torch.ops.aten.embedding_dense_backward(dy, tokens, len(weight), NO_PADDING, False))
         return None, None, None
 
 

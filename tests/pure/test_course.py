@@ -52,11 +52,11 @@ def with_artefacts(rank: RankTrace) -> RankTrace:
         where, nbytes = event[:3], abs(event.delta_nbytes)
         if event.op == "unshard":
             events += [Event(*where, Category.BACKEND_COPY, nbytes), Event(*where, Category.BACKEND_COPY, -nbytes)]
+            if event.phase == "backward":
+                where = (event.phase, "wait unshard", event.unit)
+                events += [Event(*where, Category.BACKEND_COPY, 12), Event(*where, Category.BACKEND_COPY, -12)]
         elif event.op == "forward":
             events += [Event(*where, Category.KERNEL_SCRATCH, 40), Event(*where, Category.KERNEL_SCRATCH, -40)]
-        elif event.op == "reshard" and event.phase == "backward":
-            where = (event.phase, "reduce grad", event.unit)
-            events += [Event(*where, Category.BACKEND_COPY, 12), Event(*where, Category.BACKEND_COPY, -12)]
     return replace(rank, events=tuple(events))
 
 
@@ -106,7 +106,7 @@ def test_artefacts_are_here_and_never_on_the_device() -> None:
             # The copy is as large as the buffer that is gathered, and stands beside it.
             copy = course.device[span.start] - course.device[span.start - 1]
             assert course.here[span.start] == span.max_here_nbytes == span.max_nbytes + copy
-    copies = [span for span in course.ops if span.op == "reduce grad"]
+    copies = [span for span in course.ops if span.op == "wait unshard"]
     assert len(copies) == 4 and all(span.start == span.stop for span in copies)
     assert all(span.max_here_nbytes - span.max_nbytes == 12 for span in copies)
 
@@ -131,7 +131,7 @@ def test_aligned_ops_pair_by_name_and_a_missing_one_is_flat() -> None:
     assert [right for _, right in pairs] == list(theirs.ops)
     assert [left for left, _ in pairs if left.stop > left.start] == list(ours.ops)
     flat = [(left, right) for left, right in pairs if left.stop == left.start]
-    assert {left.op for left, _ in flat} == {"reduce grad"} and len(flat) == 4
+    assert {left.op for left, _ in flat} == {"wait unshard"} and len(flat) == 4
     # Nothing changes in them but the copies, so the level is the measured step's too.
     assert all(left.max_nbytes == left.end_nbytes == right.end_nbytes == right.max_nbytes for left, right in flat)
     assert [(right, left) for left, right in pairs] == align(theirs, ours)

@@ -105,8 +105,8 @@ def reading(rank: RankTrace, *, outside: int, beyond: int) -> AllocatorReading:
     ("outside", "beyond", "outside_cause", "cause"),
     [
         (8 * MIB, 0, WORKSPACES, ""),
-        (8 * MIB + 16, 0, f"{WORKSPACES}; {STEP_COUNTERS}", ""),
-        (8 * MIB + 17, 0, UNEXPLAINED, ""),
+        (8 * MIB + 56, 0, f"{WORKSPACES}; {STEP_COUNTERS}", ""),
+        (8 * MIB + 57, 0, UNEXPLAINED, ""),
         (0, 500, "", AWAITING),
         (0, 701, "", UNEXPLAINED),
         (0, -1, "", UNEXPLAINED),
@@ -115,11 +115,11 @@ def reading(rank: RankTrace, *, outside: int, beyond: int) -> AllocatorReading:
 def test_what_a_gpus_allocator_holds_besides_has_a_name(
     outside: int, beyond: int, outside_cause: str, cause: str
 ) -> None:
-    """Four units' step counters are 16 bytes; up to 700 bytes awaited another stream; any other byte is a finding."""
+    """The step counters of 14 slices are 56 bytes; up to 700 bytes awaited another stream; else a byte is a finding."""
     predicted = trace(None)
     (rank,) = predicted.ranks
     lines = replace(LINES, peak_awaiting_nbytes=700)
-    assert rank.step_counter_nbytes == 16
+    assert rank.step_counter_nbytes == 4 * (2 + 3 * 4)
     live = replace(rank, allocator=reading(rank, outside=outside, beyond=beyond), device_lines=lines)
     measured = replace(predicted, ranks=(live,), environment={"devices": ["cuda:0"], "backend": "none"})
     (row,) = compare(predicted, measured).allocator

@@ -14,6 +14,7 @@ from zeroviz.errors import SpecError
 from zeroviz.heatmap import LEAST_ROWS, NUM_ROWS, RANKS, Cell, HeatMap, Upward, build_heatmap
 from zeroviz.models import PRESETS, bare
 from zeroviz.predict import predict
+from zeroviz.quantity import format_nbytes
 from zeroviz.spec import Checkpointing, Precision, RunSpec, Strategy, UnitPolicy
 
 H100 = parse_capacity("h100-80gb")
@@ -104,7 +105,7 @@ def test_words_say_capacity_reserve_and_what_the_present_state_leaves() -> None:
     found = MAPS["batch"]
     assert found.title == "Does llama3-8b fit in h100-80gb?"
     now = found.current
-    assert f"{now.spare_nbytes / 1e9:.4g} GB to spare" in found.subtitle[1] and "fits with" in found.subtitle[1]
+    assert f"{format_nbytes(now.spare_nbytes)} to spare" in found.subtitle[1] and "fits with" in found.subtitle[1]
     notes = " ".join(found.notes)
     # 80 GiB = 85.90 GB, 2 GiB = 2.15 GB, 78 GiB = 83.75 GB.
     for words in ("85.90 GB (80.00 GiB)", "nominal", "2.15 GB (2.00 GiB)", "assumed", "83.75 GB (78.00 GiB)"):

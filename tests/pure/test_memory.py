@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from tests.every import exists, pairs, settings_of
-from zeroviz.memory import largest_window, rest_by_category, rest_padding_nbytes, step_counter_nbytes
+from zeroviz.memory import held_throughout, largest_window, rest_by_category, rest_padding_nbytes, step_counter_nbytes
 from zeroviz.models import PRESETS, bare
+from zeroviz.partition import plan_for
 from zeroviz.precision import OWN_PRECISIONS
 from zeroviz.predict import predict
 from zeroviz.spec import Checkpointing, DType, Optimizer, Precision, RunSpec, Strategy, UnitPolicy
@@ -102,10 +103,16 @@ def test_padding_is_the_difference_to_the_unpadded_model() -> None:
         assert held == copies * spec.model.num_params
 
 
-def test_step_counters_are_four_bytes_a_unit() -> None:
-    """tiny in blocks: root and three blocks. One buffer over all of them is one tensor."""
-    assert step_counter_nbytes(RunSpec(model=PRESETS["tiny"])) == 4 * 4
-    assert step_counter_nbytes(RunSpec(model=PRESETS["tiny"], strategy=Strategy.MEGATRON_OPTIM)) == 4
+def test_step_counters_are_four_bytes_a_slice() -> None:
+    """tiny in blocks: a root of 21,395 elements, the largest parameter 14,135 of them, and three blocks of 37,237, of
+    them 12,210. In one buffer over all of them 133,106 are a little less than ten times 14,135."""
+    units = plan_for(RunSpec(model=PRESETS["tiny"])).units
+    assert [unit.numel for unit in units] == [21395, 37237, 37237, 37237]
+    assert [max(shape.numel for shape in unit.params) for unit in units] == [14135, 12210, 12210, 12210]
+    assert step_counter_nbytes(RunSpec(model=PRESETS["tiny"])) == 4 * (2 + 3 * 4)
+    assert step_counter_nbytes(RunSpec(model=PRESETS["tiny"], strategy=Strategy.MEGATRON_OPTIM)) == 4 * 10
+    together = RunSpec(model=PRESETS["tiny"], optimizer=Optimizer.ADAMW_FOREACH)
+    assert step_counter_nbytes(together) == 4 * 4
 
 
 SETTINGS: list[dict[str, Any]] = [
@@ -157,14 +164,14 @@ def test_closed_form_peak_is_the_walks(settings: dict[str, Any], precision: Prec
     for model, ranks in itertools.product(("tiny", "tiny-llama"), (1, 3, 6)):
         settings = {**settings, **settings_of(settings["strategy"], ranks)}
         spec = RunSpec(model=PRESETS[model], ranks=ranks, precision=precision, unit=UnitPolicy.parse(unit), **settings)
-        assert sum(rest_by_category(spec).values()) + largest_window(spec).nbytes == states_peak_of_the_walk(spec)
+        assert sum(held_throughout(spec).values()) + largest_window(spec).nbytes == states_peak_of_the_walk(spec)
 
 
 @pytest.mark.parametrize(("strategy", "precision"), pairs())
 def test_a_bare_counts_peak_is_the_closed_form(strategy: Strategy, precision: Precision) -> None:
-    """Without layers there are no activations: rest plus the largest window is all there is."""
+    """Without layers there are no activations: what is held throughout and the largest window are all there is."""
     for ranks in (1, 8):
         settings = settings_of(strategy, ranks)
         spec = RunSpec(model=bare(7 * GB), ranks=ranks, precision=precision, unit=UnitPolicy.parse("model"), **settings)
         rank = predict(spec).ranks[0]
-        assert rank.peak().total == rank.rest_nbytes + largest_window(spec).nbytes
+        assert rank.peak().total == sum(held_throughout(spec).values()) + largest_window(spec).nbytes

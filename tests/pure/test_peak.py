@@ -181,15 +181,17 @@ def test_bare_counts() -> None:
 
 
 def test_absurd_sizes_stay_exact() -> None:
-    """10**15 fp32 parameters on 10**6 ranks under ZeRO-3: 16P/N at rest, and 4P + 4P for the one unit in backward."""
+    """10**15 fp32 parameters on 10**6 ranks under ZeRO-3: 12P/N without the gradient, and 4P + 4P for the one unit in
+    backward."""
     spec = RunSpec(model=bare(10**15), ranks=10**6, unit=UnitPolicy.parse("model"))
     peak = peak_of(spec)
-    assert peak.total == 16 * 10**9 + 8 * 10**15
-    assert (peak.phase, peak.op, peak.unit) == ("backward", "prepare grad", "model")
+    assert peak.total == 12 * 10**9 + 8 * 10**15
+    assert (peak.phase, peak.op, peak.unit) == ("backward", "backward", "model")
 
 
 def test_of_equal_moments_the_first_is_the_peak() -> None:
-    """ZeRO-2 with bf16-mixed on 6 ranks ties two moments: the gradient 2P, and the update's temporaries 12P/6."""
+    """ZeRO-2 with bf16-mixed on 6 ranks ties two moments: the gradient 2P beside its shard, as it is reduced, and the
+    update's temporaries 12P/6."""
     spec = RunSpec(
         model=bare(6000),
         strategy=Strategy.ZERO2,
@@ -198,7 +200,8 @@ def test_of_equal_moments_the_first_is_the_peak() -> None:
         unit=UnitPolicy.parse("model"),
     )
     assert peak_of(spec).total == 2 * 6000 + 14 * 1000 + 2 * 6000
-    assert peak_of(spec).phase == predict(spec).ranks[0].peak().phase == "backward"
+    assert (peak_of(spec).phase, peak_of(spec).op) == ("backward", "reduce grad")
+    assert predict(spec).ranks[0].peak() == peak_of(spec)
     assert peak_of(replace(spec, ranks=5)).phase == "optimizer"  # 12P/5 > 2P
     assert peak_of(replace(spec, ranks=7)).phase == "backward"  # 12P/7 < 2P
 
@@ -251,10 +254,10 @@ def test_jumping_over_repeats_changes_nothing(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_few_moments_can_be_the_peak() -> None:
-    """Out of the 16,560 events of llama3-70b in blocks, at most two dozen; and no more than that for any other."""
+    """Out of the 16,560 events of llama3-70b in blocks, at most 26; and no more than that for any other."""
     for model, (strategy, precision), unit in itertools.product(PRESETS.values(), pairs(), ("model", "block", "layer")):
         spec = RunSpec(model=model, precision=precision, unit=UnitPolicy.parse(unit), **settings_of(strategy, 2))
-        assert 1 <= len(moments_of(spec).candidates) <= 24
+        assert 1 <= len(moments_of(spec).candidates) <= 26
     events = predict(RunSpec(model=PRESETS["llama3-70b"])).ranks[0].events
     assert sum(event.category.on_device for event in events) == 16_560
 

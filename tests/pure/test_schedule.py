@@ -21,7 +21,8 @@ POLICIES = [UnitPolicy(UnitKind.MODEL), UnitPolicy(), UnitPolicy(UnitKind.LAYER)
 
 
 def text(spec: RunSpec, phase: Phase) -> list[str]:
-    """The ops of a phase as `unshard block 0`; computing names its segment, the rest its unit."""
+    """The ops of a phase as `unshard block 0`; computing names its segment, the rest its unit. The step's first op,
+    which drops the gradients of the step before, is left out."""
     plan = plan_for(spec)
 
     def name(op: Op) -> str:
@@ -29,7 +30,7 @@ def text(spec: RunSpec, phase: Phase) -> list[str]:
             return f" {plan.segments[op.segment].name}"
         return "" if op.unit is None else f" {plan.units[op.unit].name}"
 
-    return [op.kind.value + name(op) for op in schedule(spec) if op.phase is phase]
+    return [op.kind.value + name(op) for op in schedule(spec) if op.phase is phase and op.kind is not OpKind.DROP_GRAD]
 
 
 def count(spec: RunSpec, kind: OpKind) -> Counter[int | None]:
@@ -76,10 +77,9 @@ def test_forward_of_zero3_in_full() -> None:
 
 def test_backward_goes_the_other_way() -> None:
     ops = text(UNTIED, Phase.BACKWARD)
-    assert ops[:7] == [
+    assert ops[:6] == [
         "unshard head",
         "wait unshard head",
-        "prepare grad head",
         "backward head",
         "reshard head",
         "reduce grad head",
@@ -97,8 +97,6 @@ def test_a_tied_root_is_held_through_both_passes() -> None:
     assert forward[-2:] == ["forward head", "reshard root"]
     assert backward[0] == "unshard root"
     assert backward[-5:] == ["backward embed", "reshard root", "reduce grad root", "wait reduce root", "drop batch"]
-    # Its gradient buffer is prepared once and gets both contributions.
-    assert backward.count("prepare grad root") == 1
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 2, 10])
@@ -153,11 +151,15 @@ def test_async_reduce_holds_two_full_gradients_at_most(strategy: Strategy) -> No
     """The unit in backward and the one whose reduction is under way: the price of the overlap."""
     for async_reduce, bound in ((False, 1), (True, 2)):
         spec = replace(UNTIED, async_reduce=async_reduce, **settings_of(strategy, 4))
-        alive = most = 0
+        alive: set[int | None] = set()
+        most = 0
         for op in schedule(spec):
-            alive += (op.kind is OpKind.PREPARE_GRAD) - (op.kind is last_wait(strategy))
-            most = max(most, alive)
-        assert (alive, most) == (0, bound)
+            if op.kind is OpKind.BACKWARD:
+                alive.add(op.unit)
+            elif op.kind is last_wait(strategy):
+                alive.remove(op.unit)
+            most = max(most, len(alive))
+        assert (alive, most) == (set(), bound)
 
 
 @pytest.mark.parametrize("strategy", OVERLAPPING)
@@ -220,14 +222,12 @@ def test_a_region_of_two_units_in_full() -> None:
         "unshard block 1",
         "wait unshard block 1",
         "recompute block 1",
-        "prepare grad block 1",
         "backward block 1",
         "reshard block 1",
         "reduce grad block 1",
         "wait reduce block 1",
         "unshard block 0",
         "wait unshard block 0",
-        "prepare grad block 0",
         "backward block 0",
         "reshard block 0",
         "reduce grad block 0",
@@ -268,31 +268,42 @@ def test_a_unit_is_there_when_it_computes_and_never_gathered_twice(
 
 
 @pytest.mark.parametrize(
-    ("strategy", "no_sync", "num_gathers", "num_prepared", "num_reduced"),
+    ("strategy", "no_sync", "num_gathers", "num_reduced"),
     [
-        # Three micro-batches. Whole gradients are zeroed once; sharded ones are made and reduced each time.
-        (Strategy.DDP, None, 0, 1, 1),
-        (Strategy.DDP, False, 0, 1, 3),
-        (Strategy.ZERO1, None, 0, 1, 1),
-        (Strategy.ZERO2, None, 0, 3, 3),
-        (Strategy.ZERO2, True, 0, 1, 1),
-        (Strategy.ZERO3, None, 6, 3, 3),
-        (Strategy.ZERO3, True, 6, 1, 1),
-        (Strategy.SHARD_GRAD_OP, None, 3, 3, 3),
+        # Three micro-batches. Whole gradients are reduced once; sharded ones each time.
+        (Strategy.DDP, None, 0, 1),
+        (Strategy.DDP, False, 0, 3),
+        (Strategy.ZERO1, None, 0, 1),
+        (Strategy.ZERO2, None, 0, 3),
+        (Strategy.ZERO2, True, 0, 1),
+        (Strategy.ZERO3, None, 6, 3),
+        (Strategy.ZERO3, True, 6, 1),
+        (Strategy.SHARD_GRAD_OP, None, 3, 3),
     ],
 )
 def test_what_three_micro_batches_gather_and_reduce(
-    strategy: Strategy, no_sync: bool | None, num_gathers: int, num_prepared: int, num_reduced: int
+    strategy: Strategy, no_sync: bool | None, num_gathers: int, num_reduced: int
 ) -> None:
     spec = replace(UNTIED, strategy=strategy, accumulation=3, no_sync=no_sync)
     units = [unit.index for unit in plan_for(spec).units]
     for kind, times in (
         (OpKind.UNSHARD, num_gathers),
-        (OpKind.PREPARE_GRAD, num_prepared),
         (OpKind.REDUCE_GRAD, num_reduced),
         (OpKind.OPTIMIZER_STEP, 1),
     ):
         assert count(spec, kind) == (dict.fromkeys(units, times) if times else {}), kind
+
+
+@pytest.mark.parametrize("strategy", Strategy)
+@pytest.mark.parametrize("offload", Offload)
+def test_a_step_begins_by_dropping_the_gradients_unless_they_stay(strategy: Strategy, offload: Offload) -> None:
+    """Megatron's one buffer stays, and so does what lies on the host. Once a step, not once a micro-batch."""
+    if not exists(strategy, settings={"offload": offload}):
+        return
+    spec = replace(UNTIED, accumulation=2, offload=offload, **settings_of(strategy, 4))
+    stays = strategy is Strategy.MEGATRON_OPTIM or offload is Offload.PARAMS
+    dropped = [position for position, op in enumerate(schedule(spec)) if op.kind is OpKind.DROP_GRAD]
+    assert dropped == ([] if stays else [0])
 
 
 def test_foreach_updates_all_units_in_one_op_and_offload_moves_the_update() -> None:
@@ -332,7 +343,7 @@ def test_one_buffer_is_zeroed_reduced_updated_and_gathered_once_whatever_the_uni
     spec = replace(UNTIED, unit=policy, strategy=Strategy.MEGATRON_OPTIM, accumulation=2)
     compute = (OpKind.LOAD_BATCH, OpKind.FORWARD, OpKind.BACKWARD, OpKind.DROP_BATCH)
     assert [(op.kind, op.unit) for op in schedule(spec) if op.kind not in compute] == [
-        (OpKind.PREPARE_GRAD, None),
+        (OpKind.ZERO_GRAD, None),
         (OpKind.REDUCE_GRAD, None),
         (OpKind.WAIT_REDUCE, None),
         (OpKind.OPTIMIZER_STEP, None),
@@ -342,7 +353,7 @@ def test_one_buffer_is_zeroed_reduced_updated_and_gathered_once_whatever_the_uni
     forward, backward = text(spec, Phase.FORWARD), text(spec, Phase.BACKWARD)
     half = len(forward) // 2
     assert forward[:half] == forward[half:] and forward[0] == "load batch"
-    assert backward[0] == "prepare grad" and backward[-3:] == ["reduce grad", "wait reduce", "drop batch"]
+    assert backward[0] == "zero grad" and backward[-3:] == ["reduce grad", "wait reduce", "drop batch"]
 
 
 @pytest.mark.parametrize("strategy", Strategy)
