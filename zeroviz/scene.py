@@ -251,7 +251,7 @@ def paddings_of(row: Row, seen: RankTrace, segments: Iterable[Segment]) -> list[
 
 def segments_of(row: Row, seen: RankTrace) -> list[Segment]:
     """What is held at rest and at the peak from 0 up; then, from the same place on, what is held at rest alone and what
-    the peak adds. Our own implementation holds at the peak all that it holds at rest."""
+    the peak adds. The gradient is the usual case: a step drops it before it comes to its peak."""
     rest, peak = seen.at_rest, seen.peak().by_category
     both = {c: min(nbytes, peak.get(c, 0)) for c, nbytes in rest.items()}
     given_back = {c: nbytes - both[c] for c, nbytes in rest.items()}

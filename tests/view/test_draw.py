@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from tests.view.test_scene import drops_gradients
 from zeroviz.compare import Moment
 from zeroviz.draw import draw, save_figure, signed, svg_text
 from zeroviz.errors import ZerovizError
@@ -40,7 +39,7 @@ SCENES = {
     "sixteen measured": scene_of(ran=True, ranks=16, strategy=Strategy.ZERO2),
     "sixty-four": scene_of(ranks=64, precision=Precision.BF16_FP32GRAD),
     "large": scene_of(model=PRESETS["llama3-70b"], ranks=16, unit=UnitPolicy.parse("layer"), strategy=Strategy.ZERO1),
-    "given back": build_scene(drops_gradients(predict(RunSpec(model=PRESETS["tiny"], ranks=8)))),
+    "given back": scene_of(ranks=8, batch=2, seq=128),
     "few units": scene_of(model=PRESETS["llama3-70b"], ranks=64, unit=UnitPolicy.parse("numel:2e9")),
 }
 
@@ -185,7 +184,7 @@ sys.exit(any(name in sys.modules for name in ("matplotlib.pyplot", "torch", "ipy
 
 
 def test_what_is_given_back_before_the_peak_is_a_white_strip_with_words_of_its_own() -> None:
-    trace = drops_gradients(predict(RunSpec(model=PRESETS["tiny"], ranks=2)))
+    trace = predict(RunSpec(model=PRESETS["tiny"], ranks=2, batch=2, seq=128))
     scene = build_scene(replace(trace, origin=Origin.REHEARSED))
     root = ElementTree.fromstring(svg_text(scene))
     marks = {path.get("data-mark"): path for path in root.iter(f"{SVG}path") if path.get("data-mark")}
