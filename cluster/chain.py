@@ -67,7 +67,7 @@ class Chain:
         while pending:
             change = pending.popleft()
             if change.before != self._total:
-                self._put_earlier(self._earlier(change, pending, _WINDOW), pending)
+                self._put_earlier(self._earlier(change, pending, _WINDOW), change, pending)
                 self._explain(change, pending)
             if not change.is_mark:
                 self._put(change)
@@ -84,9 +84,11 @@ class Chain:
                 link.pointer = twin.pointer
         self.links.append(link)
 
-    def _put_earlier(self, found: Iterable[Link], pending: deque[Link]) -> None:
+    def _put_earlier(self, found: Iterable[Link], change: Link, pending: deque[Link]) -> None:
+        """Put what came before `change`, whose time was then written too late: it is no later than that of `change`."""
         for earlier in found:
             pending.remove(earlier)
+            earlier.time_ns = min(earlier.time_ns, change.time_ns)
             self._put(earlier)
 
     def _earlier(self, change: Link, pending: deque[Link], window: int) -> list[Link]:
@@ -112,7 +114,7 @@ class Chain:
         for block in _blocks_of(self._total - change.before, self._open.values()) or ():
             self._free_unseen(block, change)
         if change.before != self._total:
-            self._put_earlier(self._earlier(change, pending, _FAR_WINDOW), pending)
+            self._put_earlier(self._earlier(change, pending, _FAR_WINDOW), change, pending)
         if change.before != self._total:
             self._put_late(change, pending)
         jump = change.before - self._total
@@ -135,9 +137,10 @@ class Chain:
             after = _blocks_of(other.total - change.before, [*left, *born])
             if after is None:
                 continue
+            other.time_ns = min(other.time_ns, change.time_ns)
             for block in before:
                 self._free_unseen(block, other)
-            self._put_earlier([other], pending)
+            self._put_earlier([other], change, pending)
             for block in after:
                 self._free_unseen(block, change)
             return

@@ -82,12 +82,13 @@ def sent(rank: dict[str, Any]) -> str:
 
 def the_peak(ask: Asker) -> str:
     rank = ask.predict()
-    held = rank["peak"]["by_category"]
-    whole = held["UNSHARDED_PARAM"] + held["UNSHARDED_GRAD"]
+    held, rest = rank["peak"]["by_category"], rank["at_rest"]["by_category"]
+    states = sum(held.get(category, 0) for category in rest)
     return f"""
-        {peak(rank)} on each rank, in {rank["peak"]["phase"]} of {rank["peak"]["unit"]}: {gb(rank["at_rest"]["total"])}
-        of states at rest, {gb(whole)} of this unit's whole parameters and gradients, {gb(held["ACTIVATION"])} of
-        activations, and {gb(held["TEMPORARY"])} of temporaries, which are tensors of tokens times vocabulary in fp32.
+        {peak(rank)} on each rank, in {rank["peak"]["phase"]} of {rank["peak"]["unit"]}: {gb(states)} of the
+        {gb(rank["at_rest"]["total"])} of states at rest, for the gradients are not there yet,
+        {gb(held["UNSHARDED_PARAM"])} of this unit's whole parameters, {gb(held["ACTIVATION"])} of activations, and
+        {gb(held["TEMPORARY"])} of temporaries, which are tensors of tokens times vocabulary in fp32.
         The printed table has every byte and the most held in each phase.
         """
 
@@ -164,31 +165,35 @@ def checkpointing(ask: Asker) -> str:
     two, eight = ask.predict("--checkpointing block:2"), ask.predict("--checkpointing block:8")
     return f"""
         Each block: {peak(base)} becomes {peak(block)}, at the price of one more forward of every block. Regions of two
-        and of eight blocks, {peak(two)} and {peak(eight)}, hardly help, because the peak is in {block["peak"]["unit"]}
-        with its logits; and the units of a region are gathered once more to be recomputed, so that {sent(two)} and
-        {sent(eight)} are sent instead of {sent(block)}.
+        blocks, {peak(two)}, hardly help, because the peak is in {block["peak"]["unit"]} with its logits, and regions of
+        eight, {peak(eight)}, move it into {eight["peak"]["unit"]}: what a region recomputes is there at once. The units
+        of a region are gathered once more to be recomputed, so that {sent(two)} and {sent(eight)} are sent instead of
+        {sent(block)}.
         """
 
 
 def fp32_reduction(ask: Asker) -> str:
     base, wide = ask.predict(), ask.predict("--grad-dtype fp32")
     rest = [gb(rank["at_rest"]["total"]) for rank in (base, wide)]
+    stays = f"stays at {peak(base)}, in {base['peak']['unit']}, before the first gradient is there"
+    moves = f"is {peak(wide)} instead of {peak(base)}"
     return f"""
-        Gradients that are added up, reduced and kept in fp32: a peak of {peak(wide)} instead of {peak(base)}, because
-        the whole gradient of the unit in use is twice as wide and {rest[1]} rest instead of {rest[0]} (18 bytes a
-        parameter instead of 16). A rank sends {sent(wide)} instead of {sent(base)}.
+        Gradients that are added up, reduced and kept in fp32: {rest[1]} rest instead of {rest[0]} (18 bytes a parameter
+        instead of 16), and the whole gradient of the unit in use is twice as wide. The peak
+        {stays if base["peak"]["total"] == wide["peak"]["total"] else moves}. A rank sends {sent(wide)} instead of
+        {sent(base)}.
         """
 
 
 def hybrid(ask: Asker) -> str:
-    group, everyone = ask.predict(), ask.predict("--ranks 64")
+    group, everyone = ask.predict("--ranks 64 --strategy hybrid_shard --shard-ranks 8"), ask.predict("--ranks 64")
     return f"""
-        `hybrid_shard` is not in this version: it is neither predicted nor run. In closed form, with P parameters, N
-        ranks and shard groups of G (G divides N): a rank rests at 16 P/G bytes and not at 16 P/N, because states are
-        divided inside a group and every group has a copy of them. That is ZeRO-3 on G ranks. On 64 ranks in groups of
-        8 it is {gb(group["at_rest"]["total"])}, against {gb(everyone["at_rest"]["total"])} where all 64 divide. What it
+        With N ranks in shard groups of G, states are divided inside a group and every group has a copy of them: a rank
+        rests at 16 P/G bytes and not at 16 P/N. On 64 ranks in groups of 8 it is {gb(group["at_rest"]["total"])}, peak
+        {peak(group)}, against {gb(everyone["at_rest"]["total"])}, peak {peak(everyone)}, where all 64 divide. What it
         buys: gathers and reductions stay inside a group, and between groups only the gradient's shard is all-reduced,
-        P/G elements. So it is for links between groups (nodes) that are the bottleneck, where 16 P/G still fits.
+        P/G elements; the printed table has both apart. So it is for links between groups (nodes) that are the
+        bottleneck, where 16 P/G still fits.
         """
 
 

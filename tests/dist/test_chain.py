@@ -5,9 +5,13 @@ Totals are written out by hand: 100 bytes at rest, blocks at pointers 1, 2, ... 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 from cluster.chain import Chain, Link
+from cluster.event_tree import Place, Tag
+from cluster.record_events import _categories
+from zeroviz.trace import Category
 
 MAIN, GLOO = 1, 2
 
@@ -53,6 +57,19 @@ def test_an_event_written_far_too_late_is_put_in_its_place() -> None:
     assert changes(chain)[:2] == [(9, 30), (1, 1)] and len(chain.links) == 43
     assert_closed(chain, 100)
     assert (chain.num_hidden_frees, chain.unattributed_nbytes) == (0, 0)
+
+
+def test_an_event_put_earlier_is_no_later_than_what_follows_it() -> None:
+    """Tags are read by time. One that was written after a buffer's birth and before the late time of gloo's copy, which
+    the totals put before that birth (100 -> 130 -> 180), is still the buffer's: it is no scratch."""
+    late, buffer = link(9, 9, 30, 130, GLOO, by_backend=True), link(1, 1, 50, 180)
+    place = Place(1, ("forward", "unshard", "block 0"))
+    events = [replace(each, place=place) for each in (buffer, late, link(10, 1, -50, 130))]
+    chain = Chain(100, events)
+    assert [each.time_ns for each in chain.links] == [1, 1, 10]
+    tag = Tag(2, 1, Category.UNSHARDED_PARAM)
+    buffers = [Category.UNSHARDED_PARAM] * 2
+    assert _categories(chain.links, [tag], {}) == [Category.BACKEND_COPY, *buffers]
 
 
 def test_blocks_gone_unseen_around_a_late_event_are_found() -> None:

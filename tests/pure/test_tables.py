@@ -69,7 +69,8 @@ def test_defaults_say_nothing_of_options(capsys: pytest.CaptureFixture[str]) -> 
 def test_what_lies_on_the_host_and_what_crosses_the_link_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     """tiny, fp32, 3 ranks: shards of (21396 + 3 x 37239) / 3 = 44371 elements. The host holds a copy of the parameters
     and two moments, 12 bytes each. A step moves the gradient's shard down and the parameters' up, a copy a unit.
-    At most it holds the largest shard's gradient and two temporaries more: 12 x 12413.
+    At most it holds the largest shard's gradient and two temporaries of a slice more: a block, 37237 elements, is 4
+    times its largest parameter, so 4 x 12413 + 8 x 3104.
     """
     shard, largest = (21396 + 3 * 37239) // 3, 37239 // 3
     text = printed(capsys, "--ranks 3 --offload optimizer")
@@ -77,7 +78,7 @@ def test_what_lies_on_the_host_and_what_crosses_the_link_is_said(capsys: pytest.
     assert "offload optimizer: a copy of the owned parameters and the optimizer's state lie on the host" in words
     assert f"HOST_MASTER_PARAM {4 * shard:,}" in words
     assert f"HOST_OPTIMIZER_STATE {8 * shard:,}" in words
-    assert f"at most {12 * shard + 12 * largest:,} B within the step" in words
+    assert f"at most {12 * shard + 4 * largest + 8 * -(-largest // 4):,} B within the step" in words
     assert f"to host fp32 4 {4 * shard:,}" in words
     assert f"to device fp32 4 {4 * shard:,}" in words
     assert "of both, padding ranks 0-1: 0 B; rank 2: " in words
