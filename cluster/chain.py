@@ -12,19 +12,31 @@ without an event happened, which the next event alone may say an op too late.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, combinations, islice
-from typing import Any
+from typing import Any, NamedTuple
 
-# How many events ahead an event of another thread is looked for, and how many blocks at once may have gone unseen: of a
-# backend that got behind, several. At most so many choices of blocks are tried.
+# How many events ahead an event of another thread is looked for; how many choices of blocks are tried for one gap.
 _WINDOW = 8
-_MAX_AT_ONCE = 8
 _MAX_CHOICES = 100_000
 # The same where nothing nearer explains a total: a thread that lost its processor between the lock and its clock writes
 # its time many events too late.
 _FAR_WINDOW = 4096
+
+
+class Choice(NamedTuple):
+    """Blocks that may have gone unseen at once: `least` to `most`, of the backend's, of the newest others, or both."""
+
+    of_backend: bool
+    num_others: int
+    least: int
+    most: int
+
+
+_ALL = 2**40
+# The likeliest first. A backend that got behind lets several go at once.
+_CHOICES = (Choice(True, 0, 1, 1), Choice(True, 0, 2, 8), Choice(False, _ALL, 1, 1), Choice(True, _WINDOW, 2, 2))
 
 
 @dataclass(slots=True)
@@ -62,11 +74,14 @@ class Chain:
         self.unattributed_nbytes = 0
         self._total = start_nbytes
         self._open: dict[int, Link] = {}
-        self._assumed: dict[int, int] = {}
+        self._assumed: dict[int, Link] = {}  # the births of blocks that were taken for freed unseen, by pointer
+        self._unseen: dict[tuple[int, int], Link] = {}  # those frees, by bytes and total
         pending = deque(changes)
         while pending:
             change = pending.popleft()
             if change.before != self._total:
+                if self._was_taken_for_unseen(change):
+                    continue
                 self._put_earlier(self._earlier(change, pending, _WINDOW), change, pending)
                 self._explain(change, pending)
             if not change.is_mark:
@@ -83,6 +98,20 @@ class Chain:
                 del self._open[twin.pointer]
                 link.pointer = twin.pointer
         self.links.append(link)
+
+    def _was_taken_for_unseen(self, change: Link) -> bool:
+        """Whether this free has its link already: written far too late, it was taken for one without an event."""
+        link = self._unseen.get((change.nbytes, change.total))
+        if link is None or (change.pointer != link.pointer and change.pointer not in self._open):
+            return False
+        del self._unseen[change.nbytes, change.total]
+        self.num_hidden_frees -= 1
+        link.is_hidden = False
+        if change.pointer != link.pointer:  # another block of its size was taken for this one
+            self._open[link.pointer] = self._assumed.pop(link.pointer)
+            link.pointer = change.pointer
+            del self._open[change.pointer]
+        return True
 
     def _put_earlier(self, found: Iterable[Link], change: Link, pending: deque[Link]) -> None:
         """Put what came before `change`, whose time was then written too late: it is no later than that of `change`."""
@@ -107,14 +136,28 @@ class Chain:
         return []
 
     def _explain(self, change: Link, pending: deque[Link]) -> None:
-        """Book what happened unseen before `change`: blocks that add up to the gap, or a jump that stays a finding."""
+        """Book what happened unseen before `change`: blocks that add up to the gap, or a jump that stays a finding.
+
+        In turn: a single block of the backend's, several of them, others. Each time first by themselves, and then
+        behind changes of other threads, whose own times may have been written too late.
+        """
         reused = self._open.get(change.pointer) if change.nbytes > 0 else None
         if reused is not None:
             self._free_unseen(reused, change)
-        for block in _blocks_of(self._total - change.before, self._open.values()) or ():
-            self._free_unseen(block, change)
-        if change.before != self._total:
-            self._put_earlier(self._earlier(change, pending, _FAR_WINDOW), change, pending)
+        leads = [[], *self._leads(change, pending)]
+        for choice in _CHOICES:
+            for lead in leads:
+                total = lead[-1].total if lead else self._total
+                gone = {link.pointer for link in lead if link.nbytes < 0}
+                live = [block for block in self._open.values() if block.pointer not in gone]
+                born = [link for link in lead if link.nbytes > 0 and link.pointer not in gone]
+                if (blocks := _blocks_of(total - change.before, [*live, *born], (choice,))) is None:
+                    continue
+                self._put_earlier(lead, change, pending)
+                for block in blocks:
+                    self._free_unseen(block, change)
+                return
+        self._put_earlier(self._earlier(change, pending, _FAR_WINDOW), change, pending)
         if change.before != self._total:
             self._put_late(change, pending)
         jump = change.before - self._total
@@ -122,6 +165,18 @@ class Chain:
             self.unattributed_nbytes += abs(jump)
             self._total += jump
             self.links.append(replace(change, pointer=0, nbytes=jump, total=self._total, is_unattributed=True))
+
+    def _leads(self, change: Link, pending: deque[Link]) -> Iterator[list[Link]]:
+        """What other threads may have done before `change`: 1, 2, ... changes that lead on from the total."""
+        total, found = self._total, []
+        for other in islice(pending, _WINDOW):
+            if other.thread == change.thread or other.is_mark:
+                continue
+            if other.before != total:
+                return
+            found.append(other)
+            total = other.total
+            yield list(found)
 
     def _put_late(self, change: Link, pending: deque[Link]) -> None:
         """One event of another thread that came before `change` and was written far too late, with blocks that went
@@ -147,23 +202,25 @@ class Chain:
 
     def _free_unseen(self, block: Link, at: Link) -> None:
         self.num_hidden_frees += 1
-        self._assumed[block.pointer] = block.nbytes
+        self._assumed[block.pointer] = block
         total = self._total - block.nbytes
-        self._put(replace(at, pointer=block.pointer, nbytes=-block.nbytes, total=total, is_mark=False, is_hidden=True))
+        link = replace(at, pointer=block.pointer, nbytes=-block.nbytes, total=total, is_mark=False, is_hidden=True)
+        self._unseen[link.nbytes, link.total] = link
+        self._put(link)
 
 
-def _blocks_of(nbytes: int, blocks: Iterable[Link]) -> tuple[Link, ...] | None:
-    """Blocks of `nbytes` in all: the backend's before others, one before several, the oldest first. None for no such
-    blocks; no blocks for no bytes."""
+def _blocks_of(nbytes: int, blocks: Iterable[Link], choices: Iterable[Choice] = _CHOICES) -> tuple[Link, ...] | None:
+    """Blocks of `nbytes` in all, the oldest first. None for no such blocks; no blocks for no bytes."""
     if nbytes <= 0:
         return None if nbytes else ()
     backend: list[Link] = []
     others: list[Link] = []
     for block in blocks:
         (backend if block.by_backend else others).append(block)
-    for candidates, most in ((backend, _MAX_AT_ONCE), (others, 1), (backend + others[-_WINDOW:], 2)):
-        choices = chain.from_iterable(combinations(candidates, count) for count in range(1, most + 1))
-        for chosen in islice(choices, _MAX_CHOICES):
-            if sum(block.nbytes for block in chosen) == nbytes:
-                return chosen
+    for of_backend, num_others, least, most in choices:
+        candidates = [*(backend if of_backend else ()), *others[max(0, len(others) - num_others) :]]
+        chosen = chain.from_iterable(combinations(candidates, count) for count in range(least, most + 1))
+        for each in islice(chosen, _MAX_CHOICES):
+            if sum(block.nbytes for block in each) == nbytes:
+                return each
     return None

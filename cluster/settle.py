@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 
 BOUND_NS = 50_000_000
+# When the step is over nothing else waits, and a busy machine may keep that thread from its processor for long.
+END_BOUND_NS = 1_000_000_000
 # Short against the fraction of a millisecond that the backend's thread takes, and it lets that thread run.
 _PAUSE_S = 0.00002
 
@@ -24,8 +26,8 @@ class Settling:
         self.late_ns = 0
         self.num_given_up = 0
 
-    def down_to(self, nbytes: int) -> int | None:
-        """Wait until no more than `nbytes` are live. The reading that said so, or None after `BOUND_NS`."""
+    def down_to(self, nbytes: int, bound_ns: int = BOUND_NS) -> int | None:
+        """Wait until no more than `nbytes` are live. The reading that said so, or None after `bound_ns`."""
         live = nbytes
 
         def is_down() -> bool:
@@ -33,15 +35,15 @@ class Settling:
             live = self.counter()
             return live <= nbytes
 
-        return live if self.until(is_down) else None
+        return live if self.until(is_down, bound_ns) else None
 
-    def until(self, is_done: Callable[[], bool]) -> bool:
-        """Wait until `is_done()`; False after `BOUND_NS`."""
+    def until(self, is_done: Callable[[], bool], bound_ns: int = BOUND_NS) -> bool:
+        """Wait until `is_done()`; False after `bound_ns`."""
         if is_done():
             return True
         start = time.perf_counter_ns()
         done = False
-        while not done and time.perf_counter_ns() - start < BOUND_NS:
+        while not done and time.perf_counter_ns() - start < bound_ns:
             time.sleep(_PAUSE_S)
             done = is_done()
         self.num_late += 1

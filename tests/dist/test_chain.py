@@ -72,6 +72,28 @@ def test_an_event_put_earlier_is_no_later_than_what_follows_it() -> None:
     assert _categories(chain.links, [tag], {}) == [Category.BACKEND_COPY, *buffers]
 
 
+def test_blocks_of_the_backend_go_behind_our_own_late_event() -> None:
+    """Our scratch of 16 goes (156 -> 140), and our thread loses its processor before it has the time. Then gloo lets 40
+    go unseen (100) and allocates 24 (124). Without our free, 16 and 40 would have had to go unseen together."""
+    before = [link(1, 1, 40, 140, by_backend=True), link(2, 2, 16, 156)]
+    chain = Chain(100, [*before, link(3, 9, 24, 124, GLOO, by_backend=True), link(4, 2, -16, 140)])
+    assert changes(chain) == [(1, 40), (2, 16), (2, -16), (1, -40), (9, 24)]
+    assert_closed(chain, 100)
+    assert (chain.num_hidden_frees, chain.unattributed_nbytes) == (1, 0)
+
+
+def test_a_free_that_was_taken_for_one_without_an_event_may_have_one_yet() -> None:
+    """gloo frees a block of 40 (140 -> 100) and writes its time twenty events later. Block 2 is of its size and older:
+    it was taken for the one that went, and turns out to be there."""
+    before = [link(1, 2, 40, 140, by_backend=True), link(2, 1, 40, 180, by_backend=True)]
+    others = [link(3 + i, 10 + i, 1, 141 + i) for i in range(20)]
+    late = [link(40, 1, -40, 140, GLOO), link(41, 2, -40, 120)]
+    chain = Chain(100, [*before, *others, *late])
+    assert changes(chain)[2] == (1, -40) and changes(chain)[-1] == (2, -40) and len(chain.links) == 24
+    assert_closed(chain, 100)
+    assert (chain.num_hidden_frees, chain.unattributed_nbytes) == (0, 0)
+
+
 def test_blocks_gone_unseen_around_a_late_event_are_found() -> None:
     """Blocks of 40 and 20 by the backend. Unseen: 40 goes (160 -> 120), the late 30 comes (150), 20 goes (130)."""
     backend = [link(1, 1, 40, 140, by_backend=True), link(2, 2, 20, 160, by_backend=True)]
