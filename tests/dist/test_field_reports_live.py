@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from dataclasses import replace
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ from tests.dist.ranks import RankPool
 from tests.every import settings_of
 from zeroviz.memory import step_counter_nbytes
 from zeroviz.models import PRESETS
-from zeroviz.partition import padded_numel, plan_for, shard_numel
+from zeroviz.partition import padded_numel, plan_for, shard_numel, slice_numel
 from zeroviz.predict import predict
 from zeroviz.spec import Optimizer, RunSpec, Strategy, UnitPolicy
 from zeroviz.trace import Category, RankTrace, rank_from_dict
@@ -39,17 +39,21 @@ def ranks_of(rank_pool: RankPool, spec: RunSpec) -> list[RankTrace]:
     return measured
 
 
-@pytest.mark.parametrize("strategy", [Strategy.DDP, Strategy.ZERO1])
+# So long that backward holds more than the states at rest, and so short that it holds less than the copy besides.
+SEQ_02 = {Strategy.DDP: 48, Strategy.ZERO1: 40}
+
+
+@pytest.mark.parametrize("strategy", SEQ_02)
 def test_02_foreach_needs_a_copy_of_what_a_rank_owns(rank_pool: RankPool, strategy: Strategy) -> None:
-    """With it the peak is in the update, rest + 4 s bytes, s owned elements; without it in the first backward, lower by
-    less than that copy."""
-    spec = RunSpec(model=TINY, strategy=strategy, ranks=2, seq=7, steps=2)
+    """With it the peak is in the update, rest + 4 s bytes, s owned elements; without it in backward, lower by less than
+    that copy."""
+    spec = RunSpec(model=TINY, strategy=strategy, ranks=2, seq=SEQ_02[strategy], steps=2)
     copy = 4 * sum(shard_numel(unit, spec) for unit in plan_for(spec).units)
     with_copy = ranks_of(rank_pool, replace(spec, optimizer=Optimizer.ADAMW_FOREACH))
     without = ranks_of(rank_pool, replace(spec, optimizer=Optimizer.ADAMW_FUSED))
     for more, less in zip(with_copy, without, strict=True):
         assert (more.peak().phase, more.peak().total) == ("optimizer", more.rest_nbytes + copy)
-        assert (less.peak().phase, less.peak().unit) == ("backward", "root")
+        assert less.peak().phase == "backward"
         assert 0 < more.peak().total - less.peak().total < copy
 
 
@@ -106,23 +110,29 @@ def readings(job: RankJob) -> list[dict[str, int]]:
 
 @pytest.mark.parametrize(("ranks", "strategy"), [(1, Strategy.DDP), (1, Strategy.ZERO3), (3, Strategy.ZERO3)])
 def test_10_adams_state_is_made_in_the_first_step(rank_pool: RankPool, ranks: int, strategy: Strategy) -> None:
-    """The allocator itself, step by step: from the second on it holds two moments of the owned elements more, and a
-    step counter a unit; from then on nothing changes. With w and u what backward and update hold beyond rest, the first
-    step's peak is the larger of w without the state and u with it. On 3 ranks the state is small enough beside w that
-    the peak rises by all of it from step 1 to 2; on one rank the first update hides a part of it."""
+    """The allocator itself, step by step: from the second on it holds two moments of the owned elements more, a step
+    counter a slice, and a gradient, which the first one finds at rest no more than the state; from then on nothing
+    changes. The first step's peak is the larger of backward's without the state and the update's with it. On 3 ranks
+    the state is small enough beside what backward holds that the peak rises by all of it from step 1 to 2; on one rank
+    the first update hides a part of it."""
     spec = RunSpec(model=TINY, strategy=strategy, ranks=ranks, seq=32, steps=4)
     state = 2 * 4 * sum(shard_numel(unit, spec) for unit in plan_for(spec).units)
+    counters = step_counter_nbytes(spec)
+    gradient = 4 * sum(shard_numel(unit, spec) for unit in plan_for(spec).units)
+    rank = predict(spec).ranks[0]
+    before_update = [event.delta_nbytes for event in rank.events if event.phase != "optimizer"]
+    growth = max(accumulate(before_update))  # on CPU, gloo's copies and scratch included
     for steps in rank_pool.run(readings, spec):
         first, second, third, fourth = steps
         assert first["state"] == state
-        assert second["rest"] - first["rest"] == state + step_counter_nbytes(spec)
+        assert second["rest"] - first["rest"] == state + counters + gradient
         assert second == third == fourth
-        assert predict(spec).ranks[0].machine_peak().total == second["peak"]
-        backward = second["peak"] - second["rest"]
-        # Two temporaries of the largest unit's shard, and beside one of them a number: 8 bytes and 4.
-        update = 2 * 4 * max(shard_numel(unit, spec) for unit in plan_for(spec).units) + 12
-        assert first["peak"] == max(first["rest"] + backward, second["rest"] + update)
-        assert (first["peak"] == first["rest"] + backward) == (ranks == 3)
+        assert rank.machine_peak().total == second["peak"]
+        backward = second["rest"] + growth - state - counters
+        # Two temporaries of the longest slice, and beside one of them a number: 8 bytes and 4.
+        update = second["rest"] + 2 * 4 * max(slice_numel(unit, spec) for unit in plan_for(spec).units) + 12
+        assert first["peak"] == max(backward, update)
+        assert (first["peak"] == backward) == (ranks == 3)
 
 
 def test_11_logits_are_not_divided_by_n(rank_pool: RankPool) -> None:

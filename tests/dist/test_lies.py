@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cluster.own.ddp import DDPUnit
-from cluster.own.step import Executor
+from cluster.own.step import Executor, Update
 from cluster.own.zero2 import Zero2Unit
 from cluster.own.zero3 import Zero3Unit
 from cluster.rank import RankJob, run_rank
@@ -122,13 +122,13 @@ def free_the_gradient_late(job: RankJob) -> dict[str, Any]:
             release, unit.grad.release = unit.grad.release, lambda: None
             method(unit)
             unit.grad.release = release
-            give_grad = unit.give_grad
+            hand_over_grad = unit.hand_over_grad
 
-            def give_grad_and_release() -> None:
-                give_grad()
+            def hand_over_grad_and_release() -> None:
+                hand_over_grad()
                 release()
 
-            unit.give_grad = give_grad_and_release
+            unit.hand_over_grad = hand_over_grad_and_release
         else:
             method(unit)
 
@@ -151,15 +151,20 @@ def test_a_gradient_freed_one_phase_late(rank_pool: RankPool) -> None:
     assert not comparison.leaks
 
 
+def moments_of(updates: list[Update]) -> list[torch.Tensor]:
+    """Copies of both moments, slice by slice."""
+    states = [update.optimizer.state[part.owned] for update in updates for _, part in update.parts]
+    return [state[name].clone() for state in states for name in ("exp_avg", "exp_avg_sq")]
+
+
 def copy_the_moments(job: RankJob) -> dict[str, Any]:
     """A second copy of the optimizer's state of block 0, made when there is one for the first time."""
     update = Executor._update
 
-    def update_and_copy(self: Executor, units: list[DDPUnit], optimizer: Any) -> None:
-        update(self, units, optimizer)
+    def update_and_copy(self: Executor, units: list[DDPUnit], updates: list[Update]) -> None:
+        update(self, units, updates)
         if units[0].unit.index == UNIT and not hasattr(self, "kept"):
-            state = optimizer.state[units[0].owned]
-            self.kept = [state[name].clone() for name in ("exp_avg", "exp_avg_sq")]  # type: ignore[attr-defined]
+            self.kept = moments_of(updates)  # type: ignore[attr-defined]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Executor, "_update", update_and_copy)
@@ -188,14 +193,13 @@ def copy_the_moments_in_the_step(job: RankJob) -> dict[str, Any]:
     update = Executor._update
     num_updates = 0
 
-    def update_and_copy(self: Executor, units: list[DDPUnit], optimizer: Any) -> None:
+    def update_and_copy(self: Executor, units: list[DDPUnit], updates: list[Update]) -> None:
         nonlocal num_updates
-        update(self, units, optimizer)
+        update(self, units, updates)
         if units[0].unit.index == UNIT:
             num_updates += 1
             if num_updates == 2:
-                state = optimizer.state[units[0].owned]
-                self.kept = [state[name].clone() for name in ("exp_avg", "exp_avg_sq")]  # type: ignore[attr-defined]
+                self.kept = moments_of(updates)  # type: ignore[attr-defined]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Executor, "_update", update_and_copy)
