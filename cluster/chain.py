@@ -36,7 +36,8 @@ class Choice(NamedTuple):
 
 _ALL = 2**40
 # The likeliest first. A backend that got behind lets several go at once.
-_CHOICES = (Choice(True, 0, 1, 1), Choice(True, 0, 2, 8), Choice(False, _ALL, 1, 1), Choice(True, _WINDOW, 2, 2))
+_BY_BACKEND = (Choice(True, 0, 1, 1), Choice(True, 0, 2, 8))
+_BY_ANYBODY = (*_BY_BACKEND, Choice(False, _ALL, 1, 1), Choice(True, _WINDOW, 2, 2))
 
 
 @dataclass(slots=True)
@@ -138,14 +139,30 @@ class Chain:
     def _explain(self, change: Link, pending: deque[Link]) -> None:
         """Book what happened unseen before `change`: blocks that add up to the gap, or a jump that stays a finding.
 
-        In turn: a single block of the backend's, several of them, others. Each time first by themselves, and then
-        behind changes of other threads, whose own times may have been written too late.
+        In turn: blocks of the backend's, by themselves or behind changes of other threads whose own times may have been
+        written too late; one change that was written far too late; then the same with blocks of ours, which seldom go
+        unseen.
         """
         reused = self._open.get(change.pointer) if change.nbytes > 0 else None
         if reused is not None:
             self._free_unseen(reused, change)
+        for choices in (_BY_BACKEND, _BY_ANYBODY):
+            self._free_behind(change, pending, choices)
+            if change.before != self._total:
+                self._put_earlier(self._earlier(change, pending, _FAR_WINDOW), change, pending)
+            if change.before != self._total:
+                self._put_late(change, pending, choices)
+            if change.before == self._total:
+                return
+        jump = change.before - self._total
+        self.unattributed_nbytes += abs(jump)
+        self._total += jump
+        self.links.append(replace(change, pointer=0, nbytes=jump, total=self._total, is_unattributed=True))
+
+    def _free_behind(self, change: Link, pending: deque[Link], choices: Iterable[Choice]) -> None:
+        """Blocks that went unseen just before `change`, behind as few changes of other threads as can be."""
         leads = [[], *self._leads(change, pending)]
-        for choice in _CHOICES:
+        for choice in choices:
             for lead in leads:
                 total = lead[-1].total if lead else self._total
                 gone = {link.pointer for link in lead if link.nbytes < 0}
@@ -157,14 +174,6 @@ class Chain:
                 for block in blocks:
                     self._free_unseen(block, change)
                 return
-        self._put_earlier(self._earlier(change, pending, _FAR_WINDOW), change, pending)
-        if change.before != self._total:
-            self._put_late(change, pending)
-        jump = change.before - self._total
-        if jump:
-            self.unattributed_nbytes += abs(jump)
-            self._total += jump
-            self.links.append(replace(change, pointer=0, nbytes=jump, total=self._total, is_unattributed=True))
 
     def _leads(self, change: Link, pending: deque[Link]) -> Iterator[list[Link]]:
         """What other threads may have done before `change`: 1, 2, ... changes that lead on from the total."""
@@ -178,18 +187,18 @@ class Chain:
             total = other.total
             yield list(found)
 
-    def _put_late(self, change: Link, pending: deque[Link]) -> None:
+    def _put_late(self, change: Link, pending: deque[Link], choices: Iterable[Choice]) -> None:
         """One event of another thread that came before `change` and was written far too late, with blocks that went
         unseen before it and after it. Its own total says how much each time."""
         for other in islice(pending, _FAR_WINDOW):
             if other.thread == change.thread or other.is_mark:
                 continue
-            before = _blocks_of(self._total - other.before, self._open.values())
+            before = _blocks_of(self._total - other.before, self._open.values(), choices)
             if before is None:
                 continue
             left = [block for block in self._open.values() if block not in before]
             born = [other] if other.nbytes > 0 else []
-            after = _blocks_of(other.total - change.before, [*left, *born])
+            after = _blocks_of(other.total - change.before, [*left, *born], choices)
             if after is None:
                 continue
             other.time_ns = min(other.time_ns, change.time_ns)
@@ -209,7 +218,7 @@ class Chain:
         self._put(link)
 
 
-def _blocks_of(nbytes: int, blocks: Iterable[Link], choices: Iterable[Choice] = _CHOICES) -> tuple[Link, ...] | None:
+def _blocks_of(nbytes: int, blocks: Iterable[Link], choices: Iterable[Choice]) -> tuple[Link, ...] | None:
     """Blocks of `nbytes` in all, the oldest first. None for no such blocks; no blocks for no bytes."""
     if nbytes <= 0:
         return None if nbytes else ()
