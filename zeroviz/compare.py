@@ -303,7 +303,7 @@ def _cause(
 
 
 def place_text(peak: Peak) -> str:
-    """Where a peak stands, for a person: `backward of block 2`, `backward, block 2 (prepare grad)`."""
+    """Where a peak stands, for a person: `backward of block 2`, `backward, block 2 (reduce grad)`."""
     return where_text(peak.phase, peak.op, peak.unit)
 
 

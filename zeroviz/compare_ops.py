@@ -100,7 +100,7 @@ class LeakRow:
 
 
 def where_text(phase: str, op: str, unit: str) -> str:
-    """Where in the step, for a person: `backward of block 2`, `backward, block 2 (prepare grad)`."""
+    """Where in the step, for a person: `backward of block 2`, `backward, block 2 (reduce grad)`."""
     if not op:
         return phase
     if op.startswith(phase):  # `backward` in backward, `optimizer step` in the optimizer's
