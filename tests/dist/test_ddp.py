@@ -113,7 +113,7 @@ def test_micro_batches_hold_what_is_predicted(rank_pool: RankPool, no_sync: bool
 # ---- what it is known for ----
 
 
-def test_a_second_copy_of_the_gradients_is_held_in_the_buckets(rank_pool: RankPool) -> None:
+def test_01_a_second_copy_of_the_gradients_is_held_in_the_buckets(rank_pool: RankPool) -> None:
     """Field report 1 (pytorch PR 41954): 4P + 4P + 4P + 8P at rest, and 4P less with gradient_as_bucket_view."""
     size = 4 * TINY.num_params
     whole = {

@@ -10,14 +10,14 @@ S = 8 * 3 * 1000  # divisible by 2, 3, 4 and 8, so the factors come out whole
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 8])
-def test_factors(num_ranks: int) -> None:
+def test_22_factors(num_ranks: int) -> None:
     once = (num_ranks - 1) * S // num_ranks
     assert ring_sent_nbytes(CollectiveOp.ALL_GATHER, S, num_ranks) == once
     assert ring_sent_nbytes(CollectiveOp.REDUCE_SCATTER, S, num_ranks) == once
     assert ring_sent_nbytes(CollectiveOp.ALL_REDUCE, S, num_ranks) == 2 * once
 
 
-def test_eight_ranks_in_figures() -> None:
+def test_22_eight_ranks_in_figures() -> None:
     # 2 (8-1)/8 = 1.75 and (8-1)/8 = 0.875.
     assert ring_sent_nbytes(CollectiveOp.ALL_REDUCE, 8000, 8) == 14000
     assert ring_sent_nbytes(CollectiveOp.ALL_GATHER, 8000, 8) == 7000

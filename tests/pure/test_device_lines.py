@@ -75,7 +75,7 @@ def test_a_trace_written_before_there_were_lines_has_none() -> None:
     assert Trace.from_json(json.dumps(data)).ranks[0].device_lines is None
 
 
-def test_the_table_says_them_to_the_byte() -> None:
+def test_14_asked_for_allocated_reserved_and_in_use_are_lines_of_their_own() -> None:
     assert device_section(trace(LINES)) == [
         "",
         "DEVICE AT REST, each rank        bytes      decimal       binary",

@@ -28,7 +28,7 @@ from zeroviz.partition import Unit, buffers_for, padded_numel
 from zeroviz.peak import peak_of
 from zeroviz.precision import OWN_PRECISIONS
 from zeroviz.predict import predict
-from zeroviz.spec import Checkpointing, Offload, Optimizer, Precision, RunSpec, Strategy, UnitPolicy
+from zeroviz.spec import Checkpointing, Offload, Optimizer, Precision, RunSpec, Strategy, UnitPolicy, Zero1Form
 from zeroviz.tables_options import scales_nbytes
 from zeroviz.trace import Category
 
@@ -372,3 +372,19 @@ def test_27_a_nested_config_may_not_contradict_itself() -> None:
     tied = {"text_config": {**GPT2_CONFIG}, "tie_word_embeddings": False}
     with pytest.raises(SpecError, match="= False outside 'text_config' and means True inside it"):
         num_params(tied)
+
+
+# ---- the wire ----
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_24_zero1_by_all_reduce_sends_3p_and_by_reduce_scatter_2p(ranks: int) -> None:
+    """(N-1)/N of P elements for a reduce-scatter or an all-gather, twice that for an all-reduce, P being padded. A
+    well-known small trainer all-reduced first and was mended [llm.c PR 421]; here the form is a toggle, and said."""
+    for name in UNEVEN:
+        spec = RunSpec(model=PRESETS[name], strategy=Strategy.ZERO1, ranks=ranks)
+        whole = 4 * sum(padded_numel(unit.numel, ranks) for unit in units_of(spec))
+        for form, times in ((Zero1Form.REDUCE_SCATTER, 2), (Zero1Form.ALL_REDUCE, 3)):
+            asked = replace(spec, zero1_form=form)
+            assert predict(asked).ranks[0].sent_nbytes == times * whole * (ranks - 1) // ranks
+            assert ("zero1 form all-reduce" in text_of(asked)) == (form is Zero1Form.ALL_REDUCE)

@@ -70,7 +70,7 @@ def test_gradients_become_ready_from_the_head_and_a_tied_one_last() -> None:
 
 @pytest.mark.parametrize("model", [TINY, LLAMA], ids=lambda model: model.name)
 @pytest.mark.parametrize(("precision", "width"), [(Precision.FP32, 4), (Precision.BF16, 2)])
-def test_ddp_at_rest(model: Any, precision: Precision, width: int) -> None:
+def test_01_the_buckets_are_a_second_copy_of_the_gradient_at_rest(model: Any, precision: Precision, width: int) -> None:
     """Field report 1: parameters, gradients, their second copy, and two moments; one step counter a parameter."""
     num = model.num_params
     for view in (False, True):
@@ -85,7 +85,7 @@ def test_ddp_at_rest(model: Any, precision: Precision, width: int) -> None:
         assert rank.padding_nbytes == 0
 
 
-def test_views_lower_the_peak_by_the_copy_they_leave_out_or_say_where_it_stands_now() -> None:
+def test_01_views_lower_the_peak_by_the_copy_they_leave_out_or_say_where_it_stands_now() -> None:
     """With views the gradients are there from the start of the step, so that the peak may come earlier and higher."""
     copied, viewed = (first(replace(DDP, settings=Settings(bucket_view=view))).peak() for view in (False, True))
     size = 4 * TINY.num_params

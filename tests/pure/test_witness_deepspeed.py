@@ -141,7 +141,7 @@ def most_in_backward(spec: RunSpec) -> int:
 
 
 @pytest.mark.parametrize(("name", "pays"), [("gpt2", False), ("gpt2-large", False), ("gpt2-xl", True)])
-def test_the_default_bucket_outweighs_what_stage_2_saves_below_a_billion_parameters(name: str, pays: bool) -> None:
+def test_06_the_default_bucket_outweighs_what_stage_2_saves_below_a_billion_parameters(name: str, pays: bool) -> None:
     """Field report 6. Beside a ZeRO-1 that reduces in place, stage 2 in bf16 saves 2P - 2P/N of gradient. It holds a
     bucket of 5e8 elements, 1 GB, whatever the model, and what is in it once more as it goes out, up to another: with
     N = 8 that pays from 2e9 = 2P * 7/8 on, P = 1.14e9. gpt2 has 0.12e9 parameters, large 0.77e9 and xl 1.56e9."""
@@ -187,7 +187,7 @@ def test_stage_1_holds_whole_gradients_between_micro_steps_and_stage_2_does_not(
 
 @pytest.mark.parametrize("strategy", [Strategy.ZERO1, Strategy.ZERO2])
 @pytest.mark.parametrize("bucket_numel", [500_000_000, 20_000, 5_000])
-def test_stages_1_and_2_all_reduce_and_gather(strategy: Strategy, bucket_numel: int) -> None:
+def test_24_stages_1_and_2_all_reduce_and_gather(strategy: Strategy, bucket_numel: int) -> None:
     """As written: an all-reduce of the gradient (2P), not a reduce-scatter, and an all-gather of the padded parameters
     (P): the naive 3P, whichever the stage. And one number, the norm."""
     rank = first(deepspeed(strategy, settings=Settings(bucket_numel=bucket_numel)))

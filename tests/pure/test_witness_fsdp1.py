@@ -67,7 +67,7 @@ def test_its_padding_is_a_units_and_fsdp2s_a_parameters() -> None:
     assert padding_numel(root.unit, replace(spec, impl=Implementation.FSDP2)) == 55 + 2 * 55 + 2 + 2
 
 
-def test_original_parameters_begin_at_16_bytes() -> None:
+def test_19_original_parameters_begin_at_16_bytes() -> None:
     """Field report 19: 4 elements in fp32. 14,135 is padded by 1, 14,136 + 7,150 = 21,286 by 2, 21,288 + 55 = 21,343 by
     1; the end at 21,399 = 3 * 7,133 needs none for 3 ranks."""
     root = flat_units(fsdp1(settings=ORIG))[0]
