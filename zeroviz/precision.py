@@ -83,11 +83,11 @@ class Optimizer(Enum):
     """What updates the parameters. m is the width of a moment, s the elements a rank updates at a time."""
 
     ADAMW = "adamw"
-    """AdamW's plain loop, a unit at a time: two moments; sqrt(v) and the denominator are temporaries, 2 m s."""
+    """AdamW's plain loop, a slice at a time: two moments; sqrt(v) and the denominator are temporaries, 2 m s."""
     ADAMW_FOREACH = "adamw-foreach"
     """AdamW over all owned tensors at once (torch's default on GPUs): the denominators of all units live together."""
     ADAMW_FUSED = "adamw-fused"
-    """AdamW in one kernel, a unit at a time: two moments and no temporary."""
+    """AdamW in one kernel, a slice at a time: two moments and no temporary."""
     ADAMW_8BIT = "adamw-8bit"
     """AdamW with block-wise quantized moments, one byte each and an fp32 scale a block. Arithmetic only."""
     SGD_MOMENTUM = "sgd-momentum"

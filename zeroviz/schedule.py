@@ -310,8 +310,8 @@ def _spans(uses: list[Use]) -> list[Span]:
 
 
 def _optimizer_pass(spec: RunSpec, plan: Plan) -> list[Op]:
-    """Unit by unit, so that temporaries are one unit's; then the updated parameters travel, where they are whole on
-    every rank and updated in shards. Gradients are clipped before, for their norm is that of all."""
+    """Unit by unit, each slice by slice, so that temporaries are one slice's; then the updated parameters travel, where
+    they are whole on every rank and updated in shards. Gradients are clipped before, for their norm is that of all."""
     ops: list[Op] = []
     step = OpKind.HOST_STEP if spec.offload.moves_optimizer else OpKind.OPTIMIZER_STEP
     together = spec.optimizer.steps_together

@@ -1,4 +1,4 @@
-"""torch's optimizers, as the step uses them: each sees flat tensors, one a unit, and nothing of their shapes.
+"""torch's optimizers, as the step uses them: each sees flat tensors, one a slice, and nothing of their shapes.
 
 AdamW and SGD work element by element, so shards need no shapes. The plain loop rounds every element alike; the fused
 kernel rounds a tensor's last few elements apart, so that its result depends on where a shard is cut.
