@@ -20,7 +20,7 @@ def main() -> None:
     """Four ranks under ZeRO-3, bf16-mixed, measured; the page without Lab's side bars."""
     with tempfile.TemporaryDirectory() as home, Lab(Path(home)) as lab, sync_playwright() as playwright:
         browser = launch(playwright)
-        page = browser.new_page(viewport={"width": 1400, "height": 1420}, device_scale_factor=1.5)
+        page = browser.new_page(viewport={"width": 1400, "height": 1600}, device_scale_factor=1.5)
         explorer = ExplorerPage.open(page, lab.url("screenshot"))
         page.keyboard.press("Control+b")  # Lab's own: hide the file browser
         explorer.press("precision", "bf16-mixed")
@@ -31,6 +31,7 @@ def main() -> None:
             raise SystemExit(f"The run failed: {explorer.error()}")
         explorer.root.locator("svg [data-origin=live]").first.wait_for()
         explorer.root.evaluate("root => root.scrollIntoView({ block: 'start' })")
+        explorer.root.locator(".zeroviz-desk").evaluate("desk => desk.scrollTo(0, 0)")
         page.wait_for_timeout(1000)
         page.screenshot(path=ROOT / "docs" / "explorer.png")
         browser.close()

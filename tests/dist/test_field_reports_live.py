@@ -19,7 +19,7 @@ from tests.dist.ranks import RankPool
 from tests.every import settings_of
 from zeroviz.memory import step_counter_nbytes
 from zeroviz.models import PRESETS
-from zeroviz.partition import padded_numel, plan_for, shard_numel, slice_numel
+from zeroviz.partition import padded_numel, plan_for, shard_numel, update_numels
 from zeroviz.predict import predict
 from zeroviz.spec import Optimizer, RunSpec, Strategy, UnitPolicy
 from zeroviz.trace import Category, RankTrace, rank_from_dict
@@ -129,9 +129,11 @@ def test_10_adams_state_is_made_in_the_first_step(rank_pool: RankPool, ranks: in
         assert second == third == fourth
         assert rank.machine_peak().total == second["peak"]
         backward = second["rest"] + growth - state - counters
-        # Two temporaries of the longest slice, and beside one of them a number: 8 bytes and 4.
-        update = second["rest"] + 2 * 4 * max(slice_numel(unit, spec) for unit in plan_for(spec).units) + 12
-        assert first["peak"] == max(backward, update)
+        # Each slice's state is made as it is updated; two temporaries of it, and beside one a number: 8 bytes and 4.
+        slices = [numel for unit in plan_for(spec).units for numel in update_numels(unit, spec)]
+        made = accumulate(2 * 4 * numel + 4 for numel in slices)
+        updates = [so_far + 2 * 4 * numel + 12 for so_far, numel in zip(made, slices, strict=True)]
+        assert first["peak"] == max(backward, first["rest"] + gradient + max(updates))
         assert (first["peak"] == backward) == (ranks == 3)
 
 
