@@ -145,11 +145,13 @@ def test_it_trains_as_one_process_with_the_same_casts(rank_pool: RankPool, model
 
 def test_buckets_micro_batches_and_clipping_train_as_one_process_does(rank_pool: RankPool) -> None:
     """A bucket is cut and added as the whole buffer is. The bound on the norm is far below it, so that it clips; the
-    norm is a sum in another order than one process's, so that the scale may differ in its last bit."""
+    norm is a sum in another order than one process's, so that the scale may differ in its last bit, and whether it does
+    depends on the processor. Adam then amplifies that as it does a sum of three in another order (2.5e-6 was seen): the
+    bound of clipped steps is the one of test_parity.py."""
     overlapping = Settings(bucket_numel=20_000)
     assert_trains(rank_pool, megatron(TINY, 3, settings=overlapping), 0.0)
     assert_trains(rank_pool, megatron(LLAMA, 3, settings=overlapping, accumulation=3), 0.0)
-    assert_trains(rank_pool, megatron(LLAMA, 2, clip_norm=0.01), BOUND[2])
+    assert_trains(rank_pool, megatron(LLAMA, 2, clip_norm=0.01), BOUND[3])
 
 
 # ---- every byte is predicted ----
