@@ -13,6 +13,7 @@ import psutil
 from zeroviz.command import command_line
 from zeroviz.errors import SpecError
 from zeroviz.extras import check_installed
+from zeroviz.implementations import can_rehearse
 from zeroviz.memory import rest_by_category
 from zeroviz.models import Family
 from zeroviz.partition import plan_for
@@ -32,7 +33,7 @@ INIT_ITEMSIZE = 4  # a unit is initialised in fp32 before it is cast and cut int
 
 def _advice(spec: RunSpec | None) -> str:
     advice = "Use fewer ranks or a smaller model"
-    if spec is None:
+    if spec is None or not can_rehearse(spec.impl):
         return f"{advice}."
     return f"{advice}, or `{command_line('rehearse', spec)}`, which runs the same code on tensors without memory."
 

@@ -219,7 +219,11 @@ class Chain:
 
 
 def _blocks_of(nbytes: int, blocks: Iterable[Link], choices: Iterable[Choice]) -> tuple[Link, ...] | None:
-    """Blocks of `nbytes` in all, the oldest first. None for no such blocks; no blocks for no bytes."""
+    """Blocks of `nbytes` in all. None for no such blocks; no blocks for no bytes.
+
+    The backend's oldest come first, for it works them off in turn, and of others the newest: what it still holds of
+    ours, a collective took that has just ended.
+    """
     if nbytes <= 0:
         return None if nbytes else ()
     backend: list[Link] = []
@@ -227,7 +231,7 @@ def _blocks_of(nbytes: int, blocks: Iterable[Link], choices: Iterable[Choice]) -
     for block in blocks:
         (backend if block.by_backend else others).append(block)
     for of_backend, num_others, least, most in choices:
-        candidates = [*(backend if of_backend else ()), *others[max(0, len(others) - num_others) :]]
+        candidates = [*(backend if of_backend else ()), *reversed(others[max(0, len(others) - num_others) :])]
         chosen = chain.from_iterable(combinations(candidates, count) for count in range(least, most + 1))
         for each in islice(chosen, _MAX_CHOICES):
             if sum(block.nbytes for block in each) == nbytes:

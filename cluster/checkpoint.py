@@ -38,7 +38,7 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
-from cluster.manifest import NAME, Manifest, part_of, read_manifest
+from cluster.manifest import NAME, Manifest, digest, part_of, read_manifest
 from cluster.own.ddp import DDPUnit, Slice
 from cluster.own.step import STEP_COUNTER, Executor
 from zeroviz.errors import RunError
@@ -91,6 +91,7 @@ def save(executor: Executor, directory: Path, num_steps: int) -> None:
             counters=_counters(executor),
             moments=tuple(_moment_names(executor)),
             files={path.name: path.stat().st_size for path in sorted(part.iterdir())},
+            sha256={path.name: digest(path) for path in sorted(part.iterdir())},
         )
         _write_durably(part / NAME, manifest.to_json())
         os.rename(part, directory)

@@ -42,6 +42,11 @@ class LiveBackend:
         save_to, resume_from = (str(Path(name).resolve()) if name else "" for name in (save_to, resume_from))
         done = await self.session.run(spec, on_progress, save_to=save_to, resume_from=resume_from)
         notes = [note for rank in done.ranks for note in rank["notes"]]
+        if (num_made := len(done.ranks[0]["losses"])) > spec.steps:
+            notes.append(
+                f"{num_made} steps were made and not {spec.steps}: {spec.impl.label} allocates anew in its first ones, "
+                "and one is made to count its collectives, before the one that is measured."
+            )
         if resume_from:
             saved = read_manifest(Path(resume_from))
             notes.append(

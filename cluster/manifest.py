@@ -7,6 +7,7 @@ directory without it, or with a file that is missing or cut, is none.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,7 +28,8 @@ class Manifest:
 
     spec: of the run that wrote it. num_steps: made in all, those of earlier runs included. num_batches: micro-batches
     each rank has read. counters: the optimizer's step counters by name, the same in all its parts. moments: names of
-    its states that are as large as what it updates. files: nbytes of each file beside the manifest.
+    its states that are as large as what it updates. files: nbytes of each file beside the manifest. sha256: of their
+    content, in hexadecimal.
     """
 
     spec: RunSpec
@@ -36,6 +38,7 @@ class Manifest:
     counters: Mapping[str, float]
     moments: tuple[str, ...]
     files: Mapping[str, int] = field(default_factory=dict)
+    sha256: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
         return json.dumps(
@@ -47,6 +50,7 @@ class Manifest:
                 "counters": dict(self.counters),
                 "moments": list(self.moments),
                 "files": dict(self.files),
+                "sha256": dict(self.sha256),
             },
             indent=1,
         )
@@ -57,8 +61,17 @@ def part_of(directory: Path) -> Path:
     return directory.with_name(f"{directory.name}.part")
 
 
-def read_manifest(directory: Path) -> Manifest:
-    """The manifest of a whole checkpoint. SpecError for anything else, saying what is wrong with it."""
+def digest(path: Path) -> str:
+    """The SHA-256 of the file's content, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_manifest(directory: Path, *, check_content: bool = False) -> Manifest:
+    """The manifest of a whole checkpoint. SpecError for anything else, saying what is wrong with it.
+
+    check_content: read every file and compare it with what was written, which takes a second or two a gigabyte.
+    """
     what = f"Checkpoint {str(directory)!r}"
     if not directory.is_dir():
         raise SpecError(f"{what} is no directory; name one that `zeroviz run --save` wrote.")
@@ -77,7 +90,10 @@ def read_manifest(directory: Path) -> Manifest:
             counters={str(name): float(value) for name, value in data["counters"].items()},
             moments=tuple(map(str, data["moments"])),
             files={str(name): int(nbytes) for name, nbytes in data["files"].items()},
+            sha256={str(name): str(value) for name, value in data["sha256"].items()},
         )
+        if manifest.num_steps < 1 or manifest.num_batches < 1:
+            raise ValueError(f"{manifest.num_steps} steps and {manifest.num_batches} batches")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise SpecError(f"{what} has a garbled {NAME} ({error}); save it again.") from None
     for name, nbytes in manifest.files.items():
@@ -86,6 +102,10 @@ def read_manifest(directory: Path) -> Manifest:
             raise SpecError(f"{what} lacks its file {name!r}; copy all of it, or save it again.")
         if (got := path.stat().st_size) != nbytes:
             raise SpecError(f"{what} has {got:,} of the {nbytes:,} bytes of {name!r}; copy it again, or save it again.")
+        if check_content and digest(path) != manifest.sha256.get(name):
+            raise SpecError(
+                f"{what} has a file {name!r} that is not as it was written; copy it again, or save it again."
+            )
     return manifest
 
 
@@ -108,7 +128,7 @@ def check_job(spec: RunSpec, save_to: str, resume_from: str) -> None:
     if save_to:
         _check_new(Path(save_to))
     if resume_from:
-        check_resume(spec, read_manifest(Path(resume_from)), resume_from)
+        check_resume(spec, read_manifest(Path(resume_from), check_content=True), resume_from)
 
 
 def check_resume(spec: RunSpec, manifest: Manifest, name: str) -> None:

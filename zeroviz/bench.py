@@ -104,7 +104,8 @@ def pairs_of(
                 found.append(_pair(base, each, its, settings))
     if not found:
         assert impl is not None or strategy is not None
-        has = ", ".join(f"{each.value} {its.value}" for each in PAIRS for its in PAIRS[each] if its is strategy)
+        others = [each for each in PAIRS if each is not Implementation.OWN and strategy in PAIRS[each]]
+        has = ", ".join(f"{each.value} {strategy.value}" for each in others) if strategy else ""
         asked = f"{impl.value if impl else 'any'} with strategy {strategy.value if strategy else 'any'}"
         raise SpecError(
             f"impl is {asked}, which is no pair to set beside our own; "

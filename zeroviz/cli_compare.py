@@ -6,16 +6,19 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from zeroviz.cli_files import check_outputs
-from zeroviz.cli_spec import spec_from_args
+from zeroviz.cli_spec import spec_from_args, spec_options
 from zeroviz.errors import SpecError, TraceError
 from zeroviz.predict import predict
+from zeroviz.settings import SETTINGS
 from zeroviz.side_by_side import MAX_TRACES, MIN_TRACES, names_of
 from zeroviz.spec import Implementation, RunSpec, Strategy, parse_enum
 from zeroviz.trace import Origin, Trace
 
 MAX_FILE_NBYTES = 200 * 2**20
+_LISTS = ("impls", "strategies")
 
 
 def add_compare_options(parser: argparse.ArgumentParser) -> None:
@@ -32,11 +35,10 @@ def answer_compare(args: argparse.Namespace) -> int:
     """Print the comparison."""
     check_outputs(args.figure, None, args.model)
     if args.files:
-        given = next((name for name in ("impls", "strategies") if getattr(args, name)), "run" if args.run else "")
+        given = next((name for name in (*_LISTS, "run", *spec_options()) if getattr(args, name)), "")
         if given:
-            raise SpecError(
-                f"Files and --{given} were given; files say themselves what they are of, so give one of the two."
-            )
+            flag = "--" + given.replace("_", "-")
+            raise SpecError(f"Files and {flag} were given; files say themselves what they are of, so leave {flag} out.")
         traces = [read_trace(Path(name)) for name in args.files]
         pair = _pair(traces)
         if pair is not None:
@@ -71,8 +73,13 @@ def read_trace(path: Path) -> Trace:
 
 def _specs(args: argparse.Namespace) -> list[RunSpec]:
     """One spec for each name in --impls, or in --strategies."""
-    if (args.impls is None) == (args.strategies is None):
+    if args.impls is None and args.strategies is None:
         raise SpecError("Nothing to compare: give two to four files, or --impls own,fsdp2, or --strategies ddp,zero3.")
+    if args.impls is not None and args.strategies is not None:
+        raise SpecError(
+            f"--impls is {args.impls!r} and --strategies is {args.strategies!r}; give one of the two lists, and of the "
+            "other kind a single name, with --impl or --strategy."
+        )
     words, kind, option = (
         (args.impls, Implementation, "impl") if args.impls is not None else (args.strategies, Strategy, "strategy")
     )
@@ -83,8 +90,20 @@ def _specs(args: argparse.Namespace) -> list[RunSpec]:
         raise SpecError(f"{words!r} names {len(names)}; a comparison takes {MIN_TRACES} to {MAX_TRACES}.")
     for name in names:
         parse_enum(kind, name, f"--{option}")
-    # The first is parsed with all options, so that one no implementation takes is refused as anywhere else.
-    return [spec_from_args(argparse.Namespace(**{**vars(args), option: name})) for name in names]
+    return [spec_from_args(argparse.Namespace(**_options_of(args, option, name, names))) for name in names]
+
+
+def _options_of(args: argparse.Namespace, option: str, name: str, names: Sequence[str]) -> dict[str, Any]:
+    """The options of one of the names. Shard groups are only some strategies', and a setting only some
+    implementations': the others are asked without it, as long as one of the names takes it."""
+    options = {**vars(args), option: name}
+    if option == "strategy" and any(Strategy(each).replicates for each in names) and not Strategy(name).replicates:
+        options["shard_ranks"] = None
+    if option == "impl":
+        for setting, of in SETTINGS.items():
+            if Implementation(name) not in of.library and any(Implementation(each) in of.library for each in names):
+                options[setting] = None
+    return options
 
 
 def _pair(traces: Sequence[Trace]) -> tuple[Trace, Trace] | None:

@@ -69,6 +69,13 @@ def add_spec_options(parser: argparse.ArgumentParser) -> None:
         others.add_argument(_flag(name), metavar=_METAVAR.get(setting.kind, "X"), help=f"{setting.text}: {where}")
 
 
+def spec_options() -> list[str]:
+    """The names that `add_spec_options` gives to what it adds."""
+    parser = argparse.ArgumentParser(add_help=False)
+    add_spec_options(parser)
+    return list(vars(parser.parse_args([])))
+
+
 def spec_from_args(args: argparse.Namespace) -> RunSpec:
     """The RunSpec the options ask for. Raises SpecError with one sentence for the first option that is wrong."""
     model = _model(args)

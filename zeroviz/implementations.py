@@ -126,7 +126,7 @@ def _check_reshard_ranks(spec: RunSpec) -> None:
         )
     inside = [number for number in range(2, ranks) if ranks % number == 0]
     if given not in inside:
-        use = f"use one of {', '.join(map(str, inside))}" if inside else "with these ranks there is none, leave it out"
+        use = f"use {' or '.join(map(str, inside))}" if inside else "with these ranks there is none, leave it out"
         raise SpecError(
             f"reshard_ranks is {given} with {ranks} ranks; it must divide them and lie between: 1 is strategy "
             f"shard_grad_op, and {ranks} is zero3 without it; {use}."

@@ -152,10 +152,10 @@ def check_settings(settings: Settings, impl: Implementation) -> None:
     for name, value in settings.given.items():
         setting = SETTINGS[name]
         if impl not in setting.library:
-            has = " and ".join(each.value for each in setting.library)
-            raise SpecError(
-                f"{name} is {_shown(value)} with impl {impl.value}, which has no such setting; {has} has it."
+            has = " and ".join(each.value for each in setting.library) + (
+                " have it" if len(setting.library) > 1 else " has it"
             )
+            raise SpecError(f"{name} is {_shown(value)} with impl {impl.value}, which has no such setting; {has}.")
         if setting.kind is int:
             if isinstance(value, bool) or not isinstance(value, int) or not setting.least <= value <= setting.most:
                 raise SpecError(

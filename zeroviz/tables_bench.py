@@ -72,7 +72,8 @@ def _verdict(pairs: Sequence[Pair]) -> list[str]:
     if not pairs:
         return ["Nothing was measured."]
     if not above:
-        return wrap(f"Own is at most the other in step time and peak in all {len(pairs)} pairs.", WIDTH)
+        where = f"all {len(pairs)} pairs" if len(pairs) > 1 else "the pair"
+        return wrap(f"Own is at most the other in step time and peak in {where}.", WIDTH)
     return entry("ABOVE 1.0", "; ".join(above))
 
 

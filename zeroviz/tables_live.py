@@ -104,7 +104,8 @@ def _differing_ops(comparison: Comparison, rank: RankTrace, names: Names) -> lis
     lines = []
     for note in op_notes(comparison, rank.rank):
         ops = f"{note.num_ops:,} op" + "s" * (note.num_ops > 1)
-        words = f"{note.figure.value}, by up to {note.largest:+,} B, first in {note.place}: {note.cause}"
+        most = f"by up to {note.largest:+,} B" if note.largest else "the most as predicted and something else left"
+        words = f"{note.figure.value}, {most}, first in {note.place}: {note.cause}"
         lines += entry(f"NOT AS {names[0].upper()}, {ops}", words, label_width=30)
     for leak in (leak for leak in comparison.leaks if leak.rank == rank.rank):
         words = f"{leak.nbytes:+,} B of {leak.category.value}, left by {leak.place}: {leak.cause}"

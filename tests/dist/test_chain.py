@@ -94,6 +94,12 @@ def test_a_free_that_was_taken_for_one_without_an_event_may_have_one_yet() -> No
     assert (chain.num_hidden_frees, chain.unattributed_nbytes) == (0, 0)
 
 
+def test_of_our_own_blocks_of_one_size_the_newest_went_unseen() -> None:
+    """Block 1 is a gradient, block 2 what was reduced to be added to it, which gloo's thread was the last to hold."""
+    chain = Chain(100, [link(1, 1, 40, 140), link(2, 2, 40, 180), link(3, 3, 7, 147)])
+    assert changes(chain) == [(1, 40), (2, 40), (2, -40), (3, 7)]
+
+
 def test_blocks_gone_unseen_around_a_late_event_are_found() -> None:
     """Blocks of 40 and 20 by the backend. Unseen: 40 goes (160 -> 120), the late 30 comes (150), 20 goes (130)."""
     backend = [link(1, 1, 40, 140, by_backend=True), link(2, 2, 20, 160, by_backend=True)]

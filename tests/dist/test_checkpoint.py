@@ -332,8 +332,11 @@ def test_what_is_no_whole_checkpoint_is_refused(copy: Path, tmp_path: Path) -> N
     assert f"has {len(whole) - 1:,} of the {len(whole):,} bytes of {name!r}" in refused(spec, copy)
     (copy / name).unlink()
     assert f"lacks its file {name!r}" in refused(spec, copy)
+    (copy / name).write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+    assert f"has a file {name!r} that is not as it was written" in refused(spec, copy)
     (copy / name).write_bytes(whole)
     for text, words in (
+        (json.dumps({**data, "num_steps": -3}), "garbled zeroviz.json (-3 steps"),
         (
             json.dumps({**data, "schema": f"zeroviz.checkpoint/{VERSION + 1}"}),
             f"is of version {VERSION + 1}, written by a newer",

@@ -15,6 +15,7 @@ import pytest
 from zeroviz.cli import main
 from zeroviz.errors import TraceError
 from zeroviz.models import PRESETS
+from zeroviz.partition import padded_numel, plan_for
 from zeroviz.predict import predict
 from zeroviz.side_by_side import names_of, side_by_side
 from zeroviz.spec import Implementation, RunSpec, Settings, Strategy
@@ -150,6 +151,16 @@ def test_the_command_compares_files(capsys: pytest.CaptureFixture[str], tmp_path
     assert "MEASURED LESS PREDICTED" in out and "own and ddp" in out
 
 
+def test_an_option_that_only_one_side_has_is_that_sides(capsys: pytest.CaptureFixture[str]) -> None:
+    """A shard group is HYBRID_SHARD's, a bucket DDP's: the others are asked without."""
+    assert main(["compare", *["--strategies", "ddp,hybrid_shard", "--ranks", "4", "--shard-ranks", "2"]]) == 0
+    shard = sum(padded_numel(unit.numel, 2) for unit in plan_for(RunSpec(model=PRESETS["tiny"])).units) // 2
+    line = next(line for line in capsys.readouterr().out.splitlines() if "SHARDED_GRAD" in line)
+    assert line.split() == ["SHARDED_GRAD", "-", f"{4 * shard:,}"]
+    assert main(["compare", *["--impls", "own,ddp", "--strategy", "ddp", "--bucket-view", "true"]]) == 0
+    assert "BUCKET" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -157,7 +168,10 @@ def test_the_command_compares_files(capsys: pytest.CaptureFixture[str], tmp_path
         (["--impls", "own"], "names 1; a comparison takes 2 to 4"),
         (["--impls", "own,torch", "--strategy", "ddp"], "--impl is 'torch'; allowed are own"),
         (["--impls", "own,ddp", "--strategy", "zero2"], "impl is 'ddp' with strategy zero2"),
-        (["--impls", "own,ddp", "--strategies", "ddp,zero1"], "Nothing to compare"),
+        (["--impls", "own,ddp", "--strategies", "ddp,zero1"], "give one of the two lists"),
+        (["missing.json", "other.json", "--ranks", "4"], "Files and --ranks were given"),
+        (["--strategies", "ddp,zero1", "--shard-ranks", "2"], "shard_ranks is 2 with strategy ddp"),
+        (["--impls", "own,fsdp1", "--bucket-numel", "5"], "bucket_numel is 5 with impl own"),
         (["--strategies", "ddp,zero1", "--strategy", "ddp"], "leave --strategy out"),
         (["missing.json", "--impls", "own,ddp"], "Files and --impls were given"),
         (["missing.json", "other.json"], "missing.json cannot be read"),
