@@ -76,7 +76,10 @@ class Chain:
         self._total = start_nbytes
         self._open: dict[int, Link] = {}
         self._assumed: dict[int, Link] = {}  # the births of blocks that were taken for freed unseen, by pointer
-        self._unseen: dict[tuple[int, int], Link] = {}  # those frees, by bytes and total
+        self._unseen: dict[
+            tuple[int, int], tuple[Link, int]
+        ] = {}  # those frees by bytes and total, and their positions
+        self._births: dict[int, int] = {}  # of open blocks, their positions
         pending = deque(changes)
         while pending:
             change = pending.popleft()
@@ -92,6 +95,7 @@ class Chain:
         self._total += link.nbytes
         if link.nbytes > 0:
             self._open[link.pointer] = link
+            self._births[link.pointer] = len(self.links)
         elif self._open.pop(link.pointer, None) is None and link.pointer in self._assumed:
             # This block was taken for one that was freed unseen; it was another one of its size.
             twin = next((block for block in self._open.values() if block.nbytes == -link.nbytes), None)
@@ -102,13 +106,17 @@ class Chain:
 
     def _was_taken_for_unseen(self, change: Link) -> bool:
         """Whether this free has its link already: written far too late, it was taken for one without an event."""
-        link = self._unseen.get((change.nbytes, change.total))
-        if link is None or (change.pointer != link.pointer and change.pointer not in self._open):
+        link, position = self._unseen.get((change.nbytes, change.total), (None, 0))
+        if link is None:
+            return False
+        # A block that came since is another one, at whatever address.
+        is_open = change.pointer in self._open
+        if self._births[change.pointer] > position if is_open else change.pointer != link.pointer:
             return False
         del self._unseen[change.nbytes, change.total]
         self.num_hidden_frees -= 1
         link.is_hidden = False
-        if change.pointer != link.pointer:  # another block of its size was taken for this one
+        if is_open:  # another block of its size was taken for this one
             self._open[link.pointer] = self._assumed.pop(link.pointer)
             link.pointer = change.pointer
             del self._open[change.pointer]
@@ -214,7 +222,7 @@ class Chain:
         self._assumed[block.pointer] = block
         total = self._total - block.nbytes
         link = replace(at, pointer=block.pointer, nbytes=-block.nbytes, total=total, is_mark=False, is_hidden=True)
-        self._unseen[link.nbytes, link.total] = link
+        self._unseen[link.nbytes, link.total] = link, len(self.links)
         self._put(link)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-BOUND_NS = 50_000_000
+BOUND_NS = 200_000_000
 # When the step is over nothing else waits, and a busy machine may keep that thread from its processor for long.
 END_BOUND_NS = 1_000_000_000
 # Short against the fraction of a millisecond that the backend's thread takes, and it lets that thread run.
