@@ -126,3 +126,18 @@ def clip_of(numels: tuple[int, ...], grad: DType) -> tuple[Changes, Changes]:
 def update_of(optimizer: Optimizer, numels: tuple[int, ...], moments: DType, temporary: Category) -> Changes:
     """`update` as one stretch: units of a size share it."""
     return Changes(update(optimizer, numels, moments, temporary))
+
+
+@lru_cache(maxsize=1024)
+def update_of_slices(
+    optimizer: Optimizer, numels: tuple[int, ...], moments: DType, cast: DType | None, temporary: Category
+) -> Changes:
+    """The update of our own slices of `numels` elements as one stretch: one after another, each by an optimizer of its
+    own, or all in one go. cast: what their gradients are cast to first, if that is another dtype than theirs."""
+    changes: list[Change] = []
+    for turn in [numels] if optimizer.steps_together else [(numel,) for numel in numels]:
+        copies = [numel * cast.itemsize for numel in turn] if cast else []
+        changes += [(temporary, nbytes) for nbytes in copies]
+        changes += update(optimizer, turn, moments, temporary)
+        changes += [(temporary, -nbytes) for nbytes in copies]
+    return Changes(changes)

@@ -26,11 +26,12 @@ class Unit:
     name: str
     params: tuple[NamedShape, ...]
     numel: int
+    num_slices: int = field(init=False)
+    """How many times its largest parameter it is, rounded up. See `update_numels`."""
 
-    @property
-    def num_slices(self) -> int:
-        """How many times its largest parameter it is, rounded up. See `update_numels`."""
-        return -(-self.numel // max(shape.numel for shape in self.params))
+    def __post_init__(self) -> None:
+        largest = max((shape.numel for shape in self.params), default=self.numel)
+        object.__setattr__(self, "num_slices", -(-self.numel // largest) if largest else 1)
 
 
 @dataclass(frozen=True, slots=True)

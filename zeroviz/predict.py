@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache, partial
+from itertools import chain
 
 from zeroviz import activations, artefacts
 from zeroviz.activations import NBYTES_PER_TOKEN_ID as NBYTES_PER_TOKEN_ID
@@ -84,7 +85,8 @@ class _Walk:
     """The state of one walk: the ledger, the collectives and the transfers so far.
 
     buffers: the units, or the one buffer over all of them, which is what ops without a unit work on. numels: elements
-    of each whole buffer and of its shard. summed: units whose gradient shard holds an earlier micro-batch's already.
+    of each whole buffer and of its shard. slices: of each shard's, updated at a time. summed: units whose gradient
+    shard holds an earlier micro-batch's already.
     """
 
     def __init__(self, spec: RunSpec, plan: Plan) -> None:
@@ -92,6 +94,7 @@ class _Walk:
         self.sizes = Sizes.of(spec)
         self.buffers = buffers_for(spec)
         self.numels = [(buffer_numel(buffer, spec), shard_numel(buffer, spec)) for buffer in self.buffers]
+        self.slices = [update_numels(buffer, spec) for buffer in self.buffers]
         self.within = Group.SHARD if spec.strategy.replicates else Group.ALL
         self.num_in = {Group.ALL: spec.ranks, Group.SHARD: spec.num_shards, Group.REPLICA: spec.num_replicas}
         self.ledger = Ledger()
@@ -230,18 +233,11 @@ class _Walk:
                 ledger.free("narrow")
 
     def _update(self, units: tuple[Unit, ...], category: Category = Category.TEMPORARY) -> None:
-        """The update, slice by slice of each unit, or of all in one go. `Optimizer` says what it makes.
-
-        A gradient of another dtype than the update's is cast first.
-        """
-        ledger, recipe = self.ledger, self.spec.recipe
-        slices = [numel for unit in units for numel in update_numels(unit, self.spec)]
-        for turn in [slices] if self.spec.optimizer.steps_together else [[numel] for numel in slices]:
-            if recipe.casts_grad:
-                ledger.replay((category, numel * recipe.update.itemsize) for numel in turn)
-            ledger.replay(artefacts.update_of(self.spec.optimizer, tuple(turn), recipe.moments, category))
-            if recipe.casts_grad:
-                ledger.replay((category, -numel * recipe.update.itemsize) for numel in turn)
+        """The update, slice by slice of each unit, or of all in one go. `Optimizer` says what it makes."""
+        recipe = self.spec.recipe
+        slices = tuple(chain.from_iterable(self.slices[unit.index] for unit in units))
+        cast = recipe.update if recipe.casts_grad else None
+        self.ledger.replay(artefacts.update_of_slices(self.spec.optimizer, slices, recipe.moments, cast, category))
 
     def _send(
         self, op: CollectiveOp, dtype: DType, numel: int, at: Op, unit: Unit | None = None, among: Group | None = None
