@@ -24,7 +24,7 @@ CSS = """<style>
   .zeroviz-desk { position: sticky; top: 0; align-self: start; max-height: min(100vh - 135px, 740px);
     overflow: hidden auto; }
   .zeroviz-desk > * { flex: 0 0 auto; }
-  .zeroviz-desk > .zeroviz-bar { position: sticky; bottom: 0; background: var(--jp-layout-color0, #fff); }
+  .zeroviz-desk > .zeroviz-bar { position: sticky; bottom: 0; z-index: 9; background: var(--jp-layout-color0, #fff); }
 }
 .zeroviz-explorer, .jp-OutputArea-output:has(> .zeroviz-explorer), .jp-OutputArea-child:has(.zeroviz-explorer),
 .jp-Cell-outputArea:has(.zeroviz-explorer) { overflow: clip; }
