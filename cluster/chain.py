@@ -76,9 +76,8 @@ class Chain:
         self._total = start_nbytes
         self._open: dict[int, Link] = {}
         self._assumed: dict[int, Link] = {}  # the births of blocks that were taken for freed unseen, by pointer
-        self._unseen: dict[
-            tuple[int, int], tuple[Link, int]
-        ] = {}  # those frees by bytes and total, and their positions
+        # Those frees by bytes and total, each with its position.
+        self._unseen: dict[tuple[int, int], tuple[Link, int]] = {}
         self._births: dict[int, int] = {}  # of open blocks, their positions
         pending = deque(changes)
         while pending:

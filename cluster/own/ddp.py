@@ -4,8 +4,8 @@ This is also the base of the ZeRO stages. A unit has two flat buffers, parameter
 elements this rank's optimizer updates: under DDP all of them.
 
 [Note: slices] The optimizer sees `owned` in slices, each a parameter of its own, and updates one after another: its
-temporaries, and the cast of a gradient of another dtype, are then a slice's and not the unit's, and stay in the
-processor's cache. `zeroviz.partition.update_numels` says how long a slice is.
+temporaries, and the cast of a gradient of another dtype, are then a slice's and not the unit's.
+`zeroviz.partition.update_numels` says how long a slice is.
 """
 
 from __future__ import annotations
