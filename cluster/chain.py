@@ -26,8 +26,12 @@ _FAR_WINDOW = 4096
 
 
 class Choice(NamedTuple):
-    """Blocks that may have gone unseen at once: `least` to `most`, of the backend's, of the newest others, or both."""
+    """Blocks that may have gone unseen at once: `least` to `most`, of the backend's, of the newest others, or both.
 
+    lost_only: only blocks whose free has no event anywhere.
+    """
+
+    lost_only: bool
     of_backend: bool
     num_others: int
     least: int
@@ -35,9 +39,15 @@ class Choice(NamedTuple):
 
 
 _ALL = 2**40
-# The likeliest first. A backend that got behind lets several go at once.
-_BY_BACKEND = (Choice(True, 0, 1, 1), Choice(True, 0, 2, 8))
-_BY_ANYBODY = (*_BY_BACKEND, Choice(False, _ALL, 1, 1), Choice(True, _WINDOW, 2, 2))
+# A backend that got behind lets several go at once.
+_BY_BACKEND = ((True, 0, 1, 1), (True, 0, 2, 8))
+_BY_ANYBODY = (*_BY_BACKEND, (False, _ALL, 1, 1), (True, _WINDOW, 2, 2))
+# The likeliest first. What has an event of its own went by that event, unless events are in disorder.
+_STAGES = tuple(
+    tuple(Choice(lost_only, *each) for each in choices)
+    for lost_only in (True, False)
+    for choices in (_BY_BACKEND, _BY_ANYBODY)
+)
 
 
 @dataclass(slots=True)
@@ -46,6 +56,7 @@ class Link:
 
     place: where it happened, for whoever reads the chain; by the backend or not, is all that matters here.
     is_mark: a reading and no change. is_hidden: a free that had no event. is_unattributed: a jump without a block.
+    is_lost: a block whose free no event says.
     """
 
     time_ns: int
@@ -58,6 +69,7 @@ class Link:
     is_mark: bool = False
     is_hidden: bool = False
     is_unattributed: bool = False
+    is_lost: bool = False
 
     @property
     def before(self) -> int:
@@ -80,6 +92,7 @@ class Chain:
         self._unseen: dict[tuple[int, int], tuple[Link, int]] = {}
         self._births: dict[int, int] = {}  # of open blocks, their positions
         pending = deque(changes)
+        _mark_lost(pending)
         while pending:
             change = pending.popleft()
             if change.before != self._total:
@@ -95,12 +108,8 @@ class Chain:
         if link.nbytes > 0:
             self._open[link.pointer] = link
             self._births[link.pointer] = len(self.links)
-        elif self._open.pop(link.pointer, None) is None and link.pointer in self._assumed:
-            # This block was taken for one that was freed unseen; it was another one of its size.
-            twin = next((block for block in self._open.values() if block.nbytes == -link.nbytes), None)
-            if twin is not None:
-                del self._open[twin.pointer]
-                link.pointer = twin.pointer
+        else:
+            self._open.pop(link.pointer, None)
         self.links.append(link)
 
     def _was_taken_for_unseen(self, change: Link) -> bool:
@@ -153,7 +162,7 @@ class Chain:
         reused = self._open.get(change.pointer) if change.nbytes > 0 else None
         if reused is not None:
             self._free_unseen(reused, change)
-        for choices in (_BY_BACKEND, _BY_ANYBODY):
+        for choices in _STAGES:
             self._free_behind(change, pending, choices)
             if change.before != self._total:
                 self._put_earlier(self._earlier(change, pending, _FAR_WINDOW), change, pending)
@@ -225,6 +234,17 @@ class Chain:
         self._put(link)
 
 
+def _mark_lost(changes: Iterable[Link]) -> None:
+    """Tell the blocks that no event frees: their pointer is next heard of when it is given out again, or never."""
+    born: dict[int, Link] = {}
+    for change in changes:
+        if change.nbytes > 0:
+            change.is_lost = True
+            born[change.pointer] = change
+        elif (block := born.pop(change.pointer, None)) is not None:
+            block.is_lost = False
+
+
 def _blocks_of(nbytes: int, blocks: Iterable[Link], choices: Iterable[Choice]) -> tuple[Link, ...] | None:
     """Blocks of `nbytes` in all. None for no such blocks; no blocks for no bytes.
 
@@ -237,8 +257,10 @@ def _blocks_of(nbytes: int, blocks: Iterable[Link], choices: Iterable[Choice]) -
     others: list[Link] = []
     for block in blocks:
         (backend if block.by_backend else others).append(block)
-    for of_backend, num_others, least, most in choices:
+    for lost_only, of_backend, num_others, least, most in choices:
         candidates = [*(backend if of_backend else ()), *reversed(others[max(0, len(others) - num_others) :])]
+        if lost_only:
+            candidates = [block for block in candidates if block.is_lost]
         chosen = chain.from_iterable(combinations(candidates, count) for count in range(least, most + 1))
         for each in islice(chosen, _MAX_CHOICES):
             if sum(block.nbytes for block in each) == nbytes:
