@@ -47,7 +47,12 @@ def add_spec_options(parser: argparse.ArgumentParser) -> None:
     option("--ranks", "N", "number of ranks (default 2)")
     option("--shard-ranks", "G", "ranks of a shard group; hybrid_shard only, which needs it")
     option("--precision", "P", f"{_values(Precision)} (default fp32)")
-    option("--unit", "U", "model, block, block:K, layer or numel:K (default block; model with --params)")
+    option(
+        "--unit",
+        "U",
+        "model, block, block:K (K blocks), layer, or numel:K (whole layers until a unit has K elements); default "
+        "block, or model with --params",
+    )
     option("--batch", "B", f"sequences on each rank (default {RunSpec.batch})")
     option("--seq", "T", f"tokens in a sequence (default {RunSpec.seq})")
     option("--optimizer", "O", f"{_values(Optimizer)} (default adamw)")
@@ -91,7 +96,7 @@ def spec_from_args(args: argparse.Namespace) -> RunSpec:
         batch=_whole(args, "batch", RunSpec.batch),
         seq=_whole(args, "seq", RunSpec.seq),
         optimizer=parse_enum(Optimizer, _text(args, "optimizer", Optimizer.ADAMW), "--optimizer"),
-        grad_dtype=None if args.grad_dtype is None else parse_enum(DType, args.grad_dtype, "--grad-dtype"),
+        grad_dtype=None if args.grad_dtype is None else _member(DType, args.grad_dtype, "grad_dtype"),
         checkpointing=Checkpointing.parse(args.checkpointing or "none"),
         offload=parse_enum(Offload, _text(args, "offload", Offload.NONE), "--offload"),
         accumulation=_whole(args, "accumulation", 1),
@@ -139,8 +144,15 @@ def _settings(args: argparse.Namespace) -> Settings:
         if setting.kind is bool:
             values[name] = _boolean(args, name)
         else:
-            values[name] = _whole(args, name, 1) if setting.kind is int else parse_enum(setting.kind, text, _flag(name))
+            values[name] = _whole(args, name, 1) if setting.kind is int else _member(setting.kind, text, name)
     return Settings(**values)
+
+
+def _member(kind: type[Enum], text: str, name: str) -> Any:
+    """A member of `kind`; of dtypes those that a gradient may have."""
+    if kind is DType and text not in (allowed := [DType.FP32.value, DType.BF16.value]):
+        raise SpecError(f"{_flag(name)} is {text!r}; allowed are {' and '.join(allowed)}.")
+    return parse_enum(kind, text, _flag(name))
 
 
 def _model(args: argparse.Namespace) -> ModelShape:

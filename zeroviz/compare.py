@@ -386,5 +386,5 @@ def outside_words(rank: RankTrace) -> str:
     )
     rings = [ring_scratch_nbytes(call.op, call.payload_nbytes, call.num_ranks) for call in rank.collectives]
     if any(rings):
-        words += f"; gloo's ring buffers, {max(rings):,} B while it reduces the largest unit"
+        words += f"; gloo's ring buffers, up to {max(rings):,} B while it reduces"
     return f"{words}."

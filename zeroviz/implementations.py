@@ -35,6 +35,10 @@ PRECISIONS: Mapping[Implementation, tuple[Precision, ...]] = {
     Implementation.DEEPSPEED: (Precision.FP32, Precision.BF16_MIXED, Precision.BF16_FP32GRAD),
     Implementation.MEGATRON: (Precision.FP32, Precision.BF16_FP32GRAD),
 }
+WITHOUT_UNITS = (
+    Implementation.DDP, Implementation.ZERO_REDUNDANCY, Implementation.DEEPSPEED, Implementation.MEGATRON,
+)  # fmt: skip
+"""Those that work in buckets, parameters or one buffer, whatever the spec's units are."""
 _BARE = (Implementation.OWN, Implementation.FSDP1)
 """Those that are worked out for a bare parameter count: they need no order of layers."""
 _HAD: Mapping[Implementation, tuple[str, ...]] = {
@@ -128,7 +132,7 @@ def _check_reshard_ranks(spec: RunSpec) -> None:
     if given not in inside:
         use = f"use {' or '.join(map(str, inside))}" if inside else "with these ranks there is none, leave it out"
         raise SpecError(
-            f"reshard_ranks is {given} with {ranks} ranks; it must divide them and lie between: 1 is strategy "
+            f"reshard_ranks is {given} with ranks {ranks}; it must divide them and lie between: 1 is strategy "
             f"shard_grad_op, and {ranks} is zero3 without it; {use}."
         )
 
@@ -192,7 +196,7 @@ def _check_plain(spec: RunSpec, *had: str) -> None:
         ("zero1_form", spec.zero1_form.value, "reduce-scatter"),
     ):
         if given != only and name not in had:
+            shown = repr(given).lower() if isinstance(given, bool) else repr(given)
             raise SpecError(
-                f"{name} is {given!r}, which is not built here yet for impl {spec.impl.value}; leave it out, or use "
-                "own."
+                f"{name} is {shown}, which is not built here yet for impl {spec.impl.value}; leave it out, or use own."
             )

@@ -19,7 +19,7 @@ _SUFFIXES = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 
 
 def format_nbytes(nbytes: int) -> str:
-    """A decimal-unit text for a person, e.g. `38.5 GB`, `14.2 MB`, `512 B`; four significant digits."""
+    """A decimal-unit text for a person, e.g. `38.50 GB`, `14.21 MB`, `512 B`; four significant digits."""
     for unit, scale in DECIMAL_UNITS:
         if abs(nbytes) >= scale:
             return f"{Decimal(nbytes) / scale:.4g} {unit}"

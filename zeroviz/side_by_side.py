@@ -15,7 +15,7 @@ from zeroviz.rank_trace import alike
 from zeroviz.scene import Padding, Row, Scene, Segment, legend_of, paddings_of, row_of, segments_of, wire_line
 from zeroviz.spec import RunSpec
 from zeroviz.trace import RankTrace, Trace
-from zeroviz.wording import recipe_sum
+from zeroviz.wording import batch_words, parameters_text, recipe_sum
 
 MIN_TRACES, MAX_TRACES = 2, 4
 
@@ -24,7 +24,8 @@ _WORDS: Sequence[tuple[str, Callable[[RunSpec], str]]] = (
     ("implementation", lambda spec: spec.impl.value),
     ("strategy", lambda spec: spec.strategy.label),
     ("settings", lambda spec: ", ".join(f"{name} {_plain(value)}" for name, value in spec.settings.to_dict().items())),
-    ("ranks", lambda spec: f"{spec.ranks} ranks"),
+    ("ranks", lambda spec: f"{spec.ranks:,} rank{'s' * (spec.ranks > 1)}"),
+    ("groups", lambda spec: "" if spec.shard_ranks is None else f"groups of {spec.shard_ranks:,}"),
     ("precision", lambda spec: spec.precision.value),
     ("unit", lambda spec: f"unit {spec.unit}"),
     ("optimizer", lambda spec: spec.optimizer.value),
@@ -62,7 +63,10 @@ def side_by_side(traces: Sequence[Trace], measured: Mapping[RunSpec, Trace] | No
         spec=specs[0],
         title=heading(specs, names),
         recipe=_recipes(specs, names),
-        subtitle=tuple(f"{name}: {wire_line(trace, unit)}" for trace, name in zip(traces, names, strict=True)),
+        subtitle=(
+            _model(specs),
+            *(f"{name}: {wire_line(trace, unit)}" for trace, name in zip(traces, names, strict=True)),
+        ),
         rows=tuple(rows),
         segments=tuple(segments),
         paddings=tuple(paddings),
@@ -87,7 +91,7 @@ def names_of(specs: Sequence[RunSpec]) -> list[str]:
         raise TraceError(f"Traces of different models ({found}) were given; those of one model share a picture.")
     if len(set(specs)) < len(specs):
         raise TraceError("Two of the traces are of the same spec; a prediction and its run are one row and its twin.")
-    differing = [say for _, say in _WORDS if len({say(spec) for spec in specs}) > 1]
+    differing = [say for what, say in _WORDS if len(_said(what, say, specs)) > 1]
     names = [", ".join(word for say in differing if (word := say(spec))) for spec in specs]
     if len(set(names)) < len(names) or not all(names):
         names = [f"{number}: {name}".rstrip(": ") for number, name in enumerate(names, 1)]
@@ -96,15 +100,17 @@ def names_of(specs: Sequence[RunSpec]) -> list[str]:
 
 def heading(specs: Sequence[RunSpec], names: Sequence[str]) -> str:
     """What is common to all; then their names, where these are short."""
-    same = [
-        say(specs[0])
-        for what, say in _WORDS
-        if what in ("strategy", "ranks", "precision") and len({say(spec) for spec in specs}) == 1
-    ]
+    said = [_said(*words, specs) for words in _WORDS if words[0] in ("strategy", "ranks", "groups", "precision")]
+    same = [next(iter(words)) for words in said if len(words) == 1]
     what = ", ".join([specs[0].model.name, *same])
     if any("," in name for name in names):
         return f"{what}: {len(names)} side by side"
     return f"{what}: {', '.join(names[:-1])} and {names[-1]}"
+
+
+def _said(what: str, say: Callable[[RunSpec], str], specs: Sequence[RunSpec]) -> set[str]:
+    """What specs are called. One without groups has its strategy's name for that."""
+    return {say(spec) for spec in specs if what != "groups" or spec.shard_ranks is not None}
 
 
 def _plain(value: object) -> str:
@@ -114,6 +120,12 @@ def _plain(value: object) -> str:
 def highest(trace: Trace) -> RankTrace:
     """The rank with the largest peak, the first of them."""
     return max((rank for _, rank in alike(trace.ranks)), key=lambda rank: rank.peak().total)
+
+
+def _model(specs: Sequence[RunSpec]) -> str:
+    """Its parameters, and the batch where that is the same for all."""
+    batches = {batch_words(spec) for spec in specs}
+    return parameters_text(specs[0].model) + (batches.pop() if len(batches) == 1 else "")
 
 
 def _recipes(specs: Sequence[RunSpec], names: Sequence[str]) -> str:

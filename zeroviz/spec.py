@@ -169,11 +169,11 @@ class RunSpec:
             return
         if group is None:
             raise SpecError(
-                f"strategy is hybrid_shard without shard_ranks; say how many of the {ranks} ranks shard together: "
+                f"strategy is hybrid_shard without shard_ranks; say how many ranks shard together, of {ranks}: "
                 f"{_divisors_text(ranks)}."
             )
         if isinstance(group, bool) or not isinstance(group, int) or not 1 <= group <= ranks:
-            raise SpecError(f"shard_ranks is {group!r}; it must be a whole number from 1 to the {ranks} ranks.")
+            raise SpecError(f"shard_ranks is {group!r}; it must be a whole number from 1 to ranks, {ranks}.")
         if ranks % group:
             raise SpecError(
                 f"shard_ranks is {group} with {ranks} ranks, but {ranks} is not divisible by {group}; use "

@@ -44,7 +44,7 @@ def render_bench(spec: RunSpec, num_rounds: int, pairs: Sequence[Pair], environm
 def _pair(pair: Pair) -> list[str]:
     own, other = pair.own, pair.other
     assert own is not None and other is not None
-    rows = [[pair.strategy.value.upper(), "own", pair.impl.value, "own/other", "middle half"]]
+    rows = [[pair.strategy.label, "own", pair.impl.value, "own/other", "middle half"]]
     rows.append(_times("step time, ms", own.step_time_ns, other.step_time_ns, Spread.of(pair.time_ratios)))
     rows.append(_times("CPU time, ms", own.cpu_time_ns, other.cpu_time_ns, Spread.of(pair.cpu_ratios)))
     for label, name in _BYTES:

@@ -6,6 +6,7 @@ from collections import Counter
 
 from zeroviz.facts import QUANTIZED_BLOCK_NUMEL
 from zeroviz.gathered import fsdp_root_numel, most_gathered, names
+from zeroviz.implementations import WITHOUT_UNITS
 from zeroviz.models import Family
 from zeroviz.partition import buffer_numel, buffers_for, plan_for, shard_numel
 from zeroviz.schedule import OpKind, schedule
@@ -86,6 +87,10 @@ def unit_entries(spec: RunSpec) -> list[tuple[str, str]]:
 
     Of our own step alone; the order of another implementation is not known by arithmetic.
     """
+    if spec.impl in WITHOUT_UNITS:
+        return [
+            ("  names only", f"{spec.impl.label} knows no units; here they say where in the step a byte is counted")
+        ]
     if spec.impl is not Implementation.OWN:
         return []
     num_units, num_params = len(plan_for(spec).units), spec.model.num_params

@@ -51,8 +51,12 @@ def what_text(spec: RunSpec) -> str:
     """Model, units, batch and options: `tiny, 133,106 parameters in 4 units (block); 1 x 32 tokens on each rank`."""
     units = len(plan_for(spec).units)
     what = f"{spec.model.name}, {parameters_text(spec.model)} in {units} {'unit' if units == 1 else 'units'}"
-    batch = "" if spec.model.family is Family.BARE else f"; {spec.batch} x {spec.seq} tokens on each rank"
-    return "; ".join([f"{what} ({spec.unit}){batch}", *step_options(spec)])
+    return "; ".join([f"{what} ({spec.unit}){batch_words(spec)}", *step_options(spec)])
+
+
+def batch_words(spec: RunSpec) -> str:
+    """`; 1 x 32 tokens on each rank`, nothing for a bare count."""
+    return "" if spec.model.family is Family.BARE else f"; {spec.batch} x {spec.seq} tokens on each rank"
 
 
 def overlap_options(spec: RunSpec) -> list[str]:

@@ -252,7 +252,7 @@ def test_the_table_has_the_step_phase_by_phase(capsys: pytest.CaptureFixture[str
         (("predict", "--unit", "blocks"), ("'blocks'", "block:K")),
         (("predict", "--optimizer", "lion"), ("'lion'", "adamw-8bit", "sgd-momentum")),
         (("predict", "--grad-dtype", "int8"), ("'int8'", "fp32 and bf16")),
-        (("predict", "--grad-dtype", "fp16"), ("'fp16'", "fp32, bf16")),
+        (("predict", "--grad-dtype", "fp16"), ("'fp16'", "fp32 and bf16")),
         (("predict", "--checkpointing", "layer"), ("'layer'", "none, block, block:K")),
         (("predict", "--checkpointing", "block:0"), ("'block:0'", "1 or more")),
         (("predict", "--checkpointing", "block:9"), ("'block:9'", "only 3")),

@@ -35,7 +35,7 @@ SPEC = RunSpec(model=PRESETS["tiny"], impl=Implementation.FSDP2)
         ({"checkpointing": Checkpointing.parse("block:2")}, "checkpointing is 'block:2'"),
         ({"offload": Offload.PARAMS}, "offload is 'params'"),
         ({"prefetch": 1}, "prefetch is 1"),
-        ({"async_reduce": True}, "async_reduce is True"),
+        ({"async_reduce": True}, "async_reduce is true"),
     ],
 )
 def test_a_setting_without_a_counterpart_is_refused(settings: dict[str, Any], words: str) -> None:
