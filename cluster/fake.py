@@ -158,6 +158,8 @@ def _describe(value: Any, parts: list[Any], tensors: list[FakeTensor]) -> None:
         parts += (kind, len(value))
         for item in value.items() if kind is dict else value:
             _describe(item, parts, tensors)
+    elif kind is torch.Generator:  # which numbers it gives decides nothing
+        parts.append(kind)
     elif isinstance(value, Tensor):
         raise TypeError("only fake tensors can be described")
     else:
