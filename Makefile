@@ -16,8 +16,14 @@ TEST_INSTALLED := $(VENV)/.test-installed
 explore: $(INSTALLED)
 	$(BIN)/zeroviz explore $(JUPYTER_ARGS)
 
+# Arithmetic and pictures on every core; then engines and browsers, which take all cores themselves.
 test: lint
+ifeq ($(strip $(PYTEST_ARGS)),)
+	$(BIN)/python -m pytest -n logical tests/pure tests/view
+	$(BIN)/python -m pytest tests/browser tests/dist tests/gpu tests/notebooks
+else
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+endif
 
 lint: $(TEST_INSTALLED)
 	$(BIN)/ruff check .

@@ -28,18 +28,20 @@ def rank_pool() -> Iterator[RankPool]:
     pool.close()
 
 
-GRIDS = (
+SIXTHS = (
     "ddp", "deepspeed", "fsdp1", "fsdp2", "fsdp2_options", "fsdp2_predicted", "megatron", "rehearse", "wire",
     "zero_redundancy",
 )  # fmt: skip
-"""Files of which a clean machine runs a part, to be done in half an hour: other people's implementations mostly."""
-ONE_OF = 6
+THIRDS = ("meter", "parity", "rank")
+ONE_OF = {**dict.fromkeys(SIXTHS, 6), **dict.fromkeys(THIRDS, 3)}
+"""Files of which a clean machine runs a part, to be done in half an hour: other people's implementations, and what our
+own does in more cells than a sample needs. One of how many cells runs."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of the grids every sixth cell, and of each test at least one.
+    """Of the grids every sixth or third cell, and of each test at least one.
 
-    `ZEROVIZ_WHOLE_GRID=1 make test` runs them all. Which sixth differs from test to test, so that models, ranks and
+    `ZEROVIZ_WHOLE_GRID=1 make test` runs them all. Which cells differs from test to test, so that models, ranks and
     recipes all occur.
     """
     if os.environ.get("ZEROVIZ_WHOLE_GRID"):
@@ -48,10 +50,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept, left_out = [], []
     for item in items:
         name = item.nodeid.partition("[")[0]
-        is_cell = "[" in item.nodeid and item.path.stem.removeprefix("test_") in GRIDS
+        one_of = ONE_OF.get(item.path.stem.removeprefix("test_"), 1) if "[" in item.nodeid else 1
         number = seen[name] = seen.get(name, -1) + 1
-        in_sample = number == 0 or (number + len(name)) % ONE_OF == 0
-        (kept if in_sample or not is_cell else left_out).append(item)
+        in_sample = number == 0 or (number + len(name)) % one_of == 0
+        (kept if in_sample else left_out).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = kept

@@ -207,7 +207,7 @@ def test_23_bf16_gathers_and_fp32_reduction_move_8_bytes_a_parameter() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"settings": Settings(reshard_ranks=3)}, "reshard_ranks is 3 with 4 ranks; .*use 2"),
+        ({"settings": Settings(reshard_ranks=3)}, "reshard_ranks is 3 with ranks 4; .*use 2"),
         ({"settings": Settings(reshard_ranks=4)}, "4 is zero3 without it"),
         ({"settings": Settings(reshard_ranks=1)}, "1 is strategy shard_grad_op"),
         ({"settings": Settings(reshard_ranks=2), "ranks": 5}, "with these ranks there is none"),
