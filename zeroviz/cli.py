@@ -22,6 +22,7 @@ from typing import NoReturn
 from zeroviz.cli_bench import add_bench_options, answer_bench
 from zeroviz.cli_budget import add_budget_options
 from zeroviz.cli_compare import add_compare_options, answer_compare
+from zeroviz.cli_export import add_export_options, answer_export
 from zeroviz.cli_files import check_outputs, save_outputs
 from zeroviz.cli_spec import add_spec_options, spec_from_args
 from zeroviz.errors import RunError, SpecError, ZerovizError
@@ -123,6 +124,7 @@ def _build_parser() -> tuple[_Parser, dict[str, argparse.ArgumentParser]]:
     bench = command("bench", answer_bench, "our own step beside other implementations', in turn, as ratios")
     doctor = command("doctor", _doctor, "check devices, collectives and leftovers on this machine")
     command("explore", lambda args: _explore([]), "open the explorer in JupyterLab; further words go to JupyterLab")
+    export = command("export", answer_export, "a prediction or a trace file as CSV, Markdown, Chrome trace or Python")
     for sub in (predict, run, rehearse):
         add_spec_options(sub)
         sub.add_argument("--figure", metavar="FILE", help="write the picture as .svg, .png or .pdf")
@@ -130,6 +132,8 @@ def _build_parser() -> tuple[_Parser, dict[str, argparse.ArgumentParser]]:
         sub.add_argument("--trace", metavar="FILE", help="write the whole trace, events included, as JSON")
     add_spec_options(compare)
     add_compare_options(compare)
+    add_spec_options(export)
+    add_export_options(export)
     run.add_argument("--save", metavar="DIR", help="save the run's state to a new directory after its last step")
     run.add_argument("--load", metavar="DIR", help="go on from a saved run, of any strategy, units and number of ranks")
     add_spec_options(bench)
