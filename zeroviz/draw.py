@@ -7,6 +7,7 @@ as many words. Nothing here computes a number that is shown.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -56,6 +57,25 @@ def save_figure(scene: Scene, path: Path) -> None:
 def svg_text(scene: Scene) -> str:
     """The picture as one `<svg>` element as wide as its cell, each mark with its figures as data and as a tooltip."""
     return paper_of(scene).svg(NAME, scene.sentence)
+
+
+def placed(scene: Scene) -> dict[str, Any]:
+    """The picture, and where a number of bytes lies in it, for marks that move over it without being asked for: the
+    svg, `left` and `right` of the axis, its `most` bytes, and (upper edge, height, first rank, last rank) of the bars
+    that are not measured. Points, as in the svg's viewBox."""
+    sheet = _Sheet(scene)
+    bars = [
+        (sheet.y(row), sheet.bar, row.ranks[0], row.ranks[-1])
+        for row in scene.rows
+        if row.origin is scene.rows[0].origin
+    ]
+    return {
+        "svg": sheet.paper.svg(NAME, scene.sentence),
+        "left": sheet.left,
+        "right": sheet.right,
+        "most": scene.axis_max,
+        "bars": bars,
+    }
 
 
 class _Sheet:

@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 from zeroviz.category import Category
 from zeroviz.paper import CLEAR, Paper, Shape, text_width
@@ -52,6 +53,19 @@ def timeline_svg(timeline: Timeline) -> str:
 def save_timeline(timeline: Timeline, path: Path) -> None:
     """Write the picture as .svg, .png or .pdf."""
     paper_of(timeline).save(path, NAME, timeline.sentence)
+
+
+def placed_timeline(timeline: Timeline, moments: Sequence[int]) -> dict[str, Any]:
+    """The picture, and where `moments` lie in it, for a cursor that moves over it without being asked for: the svg,
+    `xs`, and `top` and `bottom` of the plot. Points, as in the svg's viewBox."""
+    sheet = _Sheet(timeline)
+    xs = [round((sheet.x(moment) + sheet.x(moment + 1)) / 2, 1) for moment in moments]
+    return {
+        "svg": sheet.paper.svg(NAME, timeline.sentence),
+        "xs": xs,
+        "top": sheet.plot_top,
+        "bottom": sheet.plot_bottom,
+    }
 
 
 class _Sheet:
@@ -128,6 +142,8 @@ class _Sheet:
         y = self._key(y + LINE, [part.categories[level] for level in shown if names[level] is None], part)
         paper.text(MARGIN, y, part.axis_label, color=MUTED)
         plot = Plot(part, y + LINE * (2.1 if is_first else 0.9), height)
+        if is_first:
+            self.plot_top, self.plot_bottom = plot.top, plot.bottom
         for tick in part.ticks:
             at = plot.y(tick.nbytes)
             paper.line(((self.left, at), (self.right, at)), RULE)

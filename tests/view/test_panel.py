@@ -18,6 +18,7 @@ from tests.view.backends import FakeBackend, in_loop, settled
 from zeroviz.backend import RunState
 from zeroviz.compare import UNEXPLAINED
 from zeroviz.errors import RunError, SpecError
+from zeroviz.film import build_film
 from zeroviz.heatmap import Upward
 from zeroviz.implementations import PAIRS, PRECISIONS
 from zeroviz.models import PRESETS
@@ -55,7 +56,7 @@ def assert_shows(page: ExplorerPanel, trace: Trace) -> None:
         assert shown[name, "peak", "total", "predicted"] == rank.peak().total
         for category, nbytes in rank.peak().by_category.items():
             assert shown[name, "peak", category.value, "predicted"] == nbytes
-    assert f'aria-label="{page.state.scene().title}' in page.picture.value
+    assert f'aria-label="{page.state.scene().title}' in page.stage.bars["svg"]
 
 
 @pytest.mark.parametrize(
@@ -88,11 +89,11 @@ def test_the_state_moves_its_controls() -> None:
 
 def test_a_refused_control_goes_back_and_the_page_says_why() -> None:
     page = panel()
-    picture = page.picture.value
+    picture = page.stage.bars["svg"]
     page.controls.widget["seq"].options = (32, 512)
     page.controls.widget["seq"].value = 512
     assert page.controls.widget["seq"].value == 32 == page.state.seq
-    assert "130 tokens" in page.news.value and page.picture.value == picture
+    assert "130 tokens" in page.news.value and page.stage.bars["svg"] == picture
 
 
 @pytest.mark.parametrize("strategy", Strategy)
@@ -100,7 +101,7 @@ def test_only_what_applies_is_enabled(strategy: Strategy) -> None:
     page = panel()
     page.state.choose(strategy=strategy)
     disabled = {name for name, control in page.controls.widget.items() if control.disabled} - set(SETTINGS)
-    expected = {"region", "no_sync"}
+    expected = {"region", "no_sync", "rank"}
     expected |= set() if strategy.shards_param else {"prefetch"}
     expected |= set() if strategy is Strategy.ZERO1 else {"zero1_form"}
     expected |= set() if strategy is Strategy.HYBRID_SHARD else {"shard_ranks"}
@@ -146,7 +147,7 @@ def test_clipping_is_a_control_and_takes_any_norm() -> None:
     page = panel()
     control = page.controls.widget["clip_norm"]
     control.value = 1.0
-    assert page.state.spec.clip_norm == 1.0 and "gradient norm clipped at 1" in page.picture.value
+    assert page.state.spec.clip_norm == 1.0 and "gradient norm clipped at 1" in page.stage.bars["svg"]
     page.state.clip_norm = 0.25
     assert control.value == 0.25 and "0.25" in page.controls.words()["clip-norm"]
     page.state.choose(offload=Offload.PARAMS)
@@ -251,9 +252,9 @@ def test_run_and_stop_are_enabled_when_they_mean_something() -> None:
             assert shown[str(rank.rank), "at rest", "total", "measured"] == rank.rest_nbytes
             assert shown[str(rank.rank), "peak", "total", "difference"] == 0
         assert "measured equals predicted to the byte" in page.tables.value
-        assert ">measured<" in page.picture.value and "done in 0.6 s" in page.news.value
+        assert ">measured<" in page.stage.bars["svg"] and "done in 0.6 s" in page.news.value
         page.state.choose(ranks=2)
-        assert ">measured<" not in page.picture.value and "another state" in page.news.value
+        assert ">measured<" not in page.stage.bars["svg"] and "another state" in page.news.value
         assert page.stop_button.description == "Stop engines"
         page.stop_button.click()
         await settled(lambda: page.state.run_state is RunState.STOPPED)
@@ -298,39 +299,77 @@ def test_wire_figures_are_the_traces() -> None:
     assert "ranks 0-3" in html
 
 
-def test_the_timeline_stands_open_under_the_bars_and_follows() -> None:
+def test_the_film_stands_open_under_the_bars_and_follows() -> None:
     page = panel()
-    assert page.timeline.is_open and 'aria-label="ZeRO-3 on 4 ranks, fp32: the step of each rank' in unescape(
-        page.timeline.picture.value
+    stage = page.stage
+    assert (
+        stage.is_open["timeline"] and 'aria-label="ZeRO-3 on 4 ranks, fp32: the step of each rank' in stage.film["svg"]
     )
     page.state.choose(strategy=Strategy.ZERO1, checkpointing=True)
-    assert "ZeRO-1 on 4 ranks, fp32: the step" in page.timeline.picture.value
-    assert "checkpointing block" in page.timeline.picture.value
-    before = page.timeline.picture.value
-    page.timeline.start.value = True
-    assert page.state.from_rest and "not at 0" in page.timeline.picture.value != before
-    page.timeline.button.value = False
-    assert page.timeline.children == (page.timeline.button,)
+    assert "ZeRO-1 on 4 ranks, fp32: the step" in stage.film["svg"] and "checkpointing block" in stage.film["svg"]
+    before = stage.film["svg"]
+    page.controls.widget["from_rest"].value = True
+    assert page.state.from_rest and "not at 0" in stage.film["svg"] != before
+    stage.is_open = {**stage.is_open, "timeline": False}
     page.state.choose(ranks=8)
-    assert "on 8 ranks" not in page.timeline.picture.value  # closed, it costs nothing
-    page.timeline.button.value = True
-    assert "on 8 ranks" in page.timeline.picture.value
+    assert "on 8 ranks" not in stage.film["svg"]  # closed, it costs nothing
+    stage.is_open = {**stage.is_open, "timeline": True}
+    assert "on 8 ranks" in stage.film["svg"]
 
 
-def test_ranks_that_differ_can_be_chosen_for_the_timeline() -> None:
+def test_the_stage_sends_the_film_of_the_state_and_where_its_frames_lie() -> None:
+    """A place on the drawing for every frame, from left to right and inside the plot; sums by category as held."""
     page = panel()
-    assert page.timeline.rank.disabled
+    for toggles in ({}, {"strategy": Strategy.DDP}, {"ranks": 64, "model": PRESETS["gpt2"]}, {"accumulation": 3}):
+        assert page.state.choose(**toggles)
+        film, sent, xs = build_film(page.state.predicted), page.stage.frames, page.stage.film["xs"]
+        assert sent["words"] == [frame.words for frame in film.frames] and len(xs) == len(film.frames)
+        assert xs == sorted(xs) and page.stage.film["top"] < page.stage.film["bottom"]
+        assert sent["nbytes"] == [sum(held) for held in sent["held"]]
+        assert sent["peak"] == film.peak and sent["each"]
+
+
+def test_bytes_lie_on_the_bars_where_the_stage_is_told() -> None:
+    """The outline of a predicted bar ends at its peak: the same place by the drawing and by what the stage is sent."""
+    page = panel()
+    bars = page.stage.bars
+    (rank, *_) = page.state.predicted.ranks
+    x = bars["left"] + (bars["right"] - bars["left"]) * rank.peak().total / bars["most"]
+    found = re.search(r'd="M([0-9.]+) [0-9.]+H([0-9.]+)[^"]*"[^>]*data-category="outline"', bars["svg"])
+    outlines = re.findall(r'd="M([0-9.]+) [0-9.]+H([0-9.]+)V[^"]*"[^>]*data-mark="rank0-predicted"', bars["svg"])
+    assert found and outlines == [(f"{bars['left']:.1f}".removesuffix(".0"), f"{x:.1f}".removesuffix(".0"))]
+    assert [tuple(bar[2:]) for bar in bars["bars"]] == [(rank, rank) for rank in range(4)]
+
+
+def test_a_toggle_is_one_message_of_the_stage() -> None:
+    page = panel()
+    sent: list[dict[str, Any]] = []
+    page.stage.send_state = lambda key=None: sent.append(dict.fromkeys(key or ()))
+    page.state.choose(ranks=8)
+    assert len(sent) == 1 and {"bars", "film", "frames", "version"} <= set(sent[0])
+
+
+def test_a_step_of_too_many_ops_is_a_timeline_without_a_cursor() -> None:
+    page = panel()
+    assert page.state.choose(model=PRESETS["llama3-70b"], unit=UnitKind.LAYER, accumulation=4)
+    assert page.stage.frames == {} and "the step of each rank" in page.stage.film["svg"]
+
+
+def test_ranks_that_differ_can_be_chosen_for_the_film() -> None:
+    page = panel()
+    choice = page.controls.widget["rank"]
+    assert choice.disabled
     predicted = page.state.predicted
     leak = predicted.ranks[2].events[-1]._replace(delta_nbytes=8)
     events = (*predicted.ranks[2].events, leak, leak._replace(delta_nbytes=-8))
     odd = replace(predicted.ranks[2], events=events)
     ranks = (*predicted.ranks[:2], odd, predicted.ranks[3])
     page.state.measured = replace(predicted, origin=Origin.LIVE, ranks=ranks)
-    assert [rank for _, rank in page.timeline.rank.options] == [0, 2] and not page.timeline.rank.disabled
-    page.timeline.rank.value = 2
-    assert page.state.rank == 2 and "the step of rank 2" in page.timeline.picture.value
+    assert [rank for _, rank in choice.options] == [0, 2] and not choice.disabled
+    choice.value = 2
+    assert page.state.rank == 2 and "the step of rank 2" in page.stage.film["svg"]
     page.state.choose(ranks=2)
-    assert page.state.rank == 1 and "the step of each rank" in page.timeline.picture.value
+    assert page.state.rank == 1 and "the step of each rank" in page.stage.film["svg"]
 
 
 def test_the_map_of_what_fits_is_drawn_when_it_is_opened() -> None:
@@ -352,7 +391,7 @@ def test_the_map_of_what_fits_is_drawn_when_it_is_opened() -> None:
 
 def test_sections_say_what_they_are_open_or_closed() -> None:
     page = panel()
-    for section in (page.timeline, page.fit):
+    for section in (page.fit,):
         assert section.button.tooltip and "zeroviz-section" in section._dom_classes
         for is_open in (True, False):
             section.button.value = is_open
@@ -406,7 +445,7 @@ def test_the_table_says_that_host_and_device_are_one_memory_where_anything_is_of
 def test_names_are_text_and_never_markup() -> None:
     page = panel()
     page.state.choose(model=replace(PRESETS["tiny"], name="<img src=x onerror=alert(1)>"))
-    for part in (page.picture.value, page.tables.value, page.news.value):
+    for part in (page.stage.bars["svg"], page.tables.value, page.news.value):
         assert "<img" not in part
     assert not page.state.choose(seq=4096) and "<img" not in page.news.value
 

@@ -64,7 +64,14 @@ _DESCRIPTIONS = {
         "axis",
         "Where the axis ends: at DDP's peak, to compare strategies, or at the longest bar, to see more",
     ),
+    "from_rest": (
+        "film axis",
+        "Where the film's axis begins: at zero, to see the whole, or at rest, to see what the step adds",
+    ),
+    "rank": ("film of", "Whose step the film shows; ranks that are alike to the byte share one"),
 }
+VIEWS = ("zoom", "from_rest", "rank")
+"""What is looked at: these change no number."""
 
 
 class Controls:
@@ -97,6 +104,8 @@ class Controls:
             "async_reduce": widgets.Checkbox(description="overlap reduction and compute", indent=False),
             **{name: _buttons((("as usual", UNSET),)) for name in SETTINGS},
             "zoom": _buttons((("to DDP's peak", False), ("to the longest bar", True))),
+            "from_rest": _buttons((("from zero", False), ("from rest", True))),
+            "rank": widgets.Dropdown(options=(("each rank", 0),)),
         }
         for name in leave_out:
             del self.widget[name]
@@ -114,15 +123,15 @@ class Controls:
         self.show()
         for name, control in self.widget.items():
             control.observe(self._asker(name), "value")
-        state.observe(lambda _: self.show(), ["predicted", "zoom"])
+        state.observe(lambda _: self.show(), ["predicted", "measured", *VIEWS])
 
     def _asker(self, name: str) -> Any:
         def ask(change: Any) -> None:
             with self._state.lock:
                 if self._showing:
                     return
-                if name == "zoom":
-                    self._state.zoom = change.new
+                if name in VIEWS:
+                    setattr(self._state, name, change.new)
                 else:
                     self._state.choose(**{name: None if change.new == UNSET else change.new})
                     if self._value(name) != change.new:
@@ -147,12 +156,14 @@ class Controls:
                 _offer(self.widget["batch"], BATCHES, state.batch)
                 _offer(self.widget["accumulation"], ACCUMULATIONS, state.accumulation)
                 _offer(self.widget["seq"], _seqs(state.model), state.seq)
+                if "rank" in self.widget:
+                    _offer_ranks(self.widget["rank"], state)
                 models = {_model_words(model): model for model in (*PRESETS.values(), state.model)}
                 if len(models) != len(self.widget["model"].options):
                     self.widget["model"].options = list(models.items())
                 for name, control in self.widget.items():
                     control.value = self._value(name)
-                    control.disabled = not state.applies(name)
+                    control.disabled = not state.applies(name) or (name == "rank" and len(control.options) == 1)
             finally:
                 self._showing = False
 
@@ -241,6 +252,17 @@ def _offer(slider: widgets.SelectionSlider, usual: Iterable[int], value: int) ->
     options = tuple(sorted({*usual, value}))
     if tuple(slider.options) != options:
         slider.options = options
+
+
+def _offer_ranks(choice: widgets.Dropdown, state: Explorer) -> None:
+    """Offer the ranks whose steps differ, and the present one."""
+    apart = state.ranks_apart
+    if len(apart) == 1:
+        options: list[tuple[str, int]] = [("each rank", state.rank)]
+    else:
+        options = [(f"rank {rank}", rank) for rank in sorted({*apart, state.rank})]
+    if list(choice.options) != options:
+        choice.options = options
 
 
 def _offer_precisions(buttons: widgets.ToggleButtons, state: Explorer) -> None:

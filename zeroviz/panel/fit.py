@@ -10,7 +10,7 @@ import ipywidgets as widgets  # type: ignore[import-untyped]
 from zeroviz.draw_heatmap import heatmap_svg
 from zeroviz.facts import GPU_CAPACITY_NBYTES
 from zeroviz.heatmap import Upward
-from zeroviz.panel.controls import Controls
+from zeroviz.panel.controls import VIEWS, Controls
 from zeroviz.panel.look import CSS
 from zeroviz.panel.section import Section
 from zeroviz.state import Explorer
@@ -21,7 +21,7 @@ class FitPanel(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no types
 
     def __init__(self, state: Explorer) -> None:
         self.state = state
-        self.controls = Controls(state, leave_out=("zoom",))
+        self.controls = Controls(state, leave_out=VIEWS)
         self.news = widgets.HTML()
         self.news.add_class("zeroviz-live")
         self.fit = FitSection(state, is_open=True)

@@ -56,6 +56,26 @@ d='M5.2 5.9 9 9.7l3.8-3.8 1.2 1.2L9 12.1 4 7.1z'/%3E%3C/svg%3E"); }
 .zeroviz-drawing { display: block; height: auto; max-height: max(100vh - 160px, var(--points) * 0.93px); }
 .zeroviz-drawing text, .zeroviz-drawing rect { pointer-events: none; }
 .zeroviz-section { overflow: hidden; }
+.zeroviz-stage { display: flex; flex-flow: column; gap: 6px; min-width: 0; }
+.zeroviz-stage .zeroviz-closed > :not(.zeroviz-heading), .zeroviz-stage .zeroviz-picture-card:empty,
+.zeroviz-still .zeroviz-player, .zeroviz-still .zeroviz-now, .zeroviz-still .zeroviz-now-held { display: none; }
+.zeroviz-stage .zeroviz-heading { border: 0; color: var(--jp-ui-font-color1, #222); cursor: pointer; }
+.zeroviz-stage button:focus-visible, .zeroviz-stage input:focus-visible,
+.zeroviz-stage .zeroviz-picture-card:focus-visible { outline: 3px solid #E69F00; outline-offset: 1px; }
+.zeroviz-player { display: flex; flex-flow: row wrap; gap: 4px; align-items: center; padding: 3px; }
+.zeroviz-player .zeroviz-step { font-size: 15px; min-width: 40px; height: 32px; cursor: pointer;
+  border: 1px solid var(--jp-border-color1, #999); border-radius: 4px; background: var(--jp-layout-color1, #fff);
+  color: var(--jp-ui-font-color1, #222); }
+.zeroviz-player .zeroviz-cursor { flex: 1 1 160px; height: 32px; accent-color: #0072B2; }
+/* Room for two lines and one, or the picture would jump from op to op. */
+.zeroviz-now { font-size: 16px; line-height: 1.35; min-height: 2.7em; margin: 2px 6px 0; font-weight: 600;
+  color: var(--jp-ui-font-color1, #222); }
+.zeroviz-now-held { font-size: 14px; line-height: 1.4; min-height: 2.8em; margin: 0 6px 4px;
+  color: var(--jp-ui-font-color2, #555); font-variant-numeric: tabular-nums; }
+.zeroviz-film-card { cursor: col-resize; touch-action: none; }
+.zeroviz-moment { pointer-events: none; }
+.zeroviz-cursor-line { stroke: #b00060; stroke-width: 2.4; fill: #b00060; }
+.zeroviz-gathered-line { stroke: #b00060; stroke-width: 2.6; fill: none; }
 .zeroviz-section .zeroviz-heading { font-size: 15px; font-weight: 600; text-align: left; width: auto; height: 34px;
   line-height: 34px; align-self: flex-start; background: none; padding: 0 4px; }
 .zeroviz-section .zeroviz-heading.mod-active { background: none; box-shadow: none; }

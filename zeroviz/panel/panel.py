@@ -8,12 +8,11 @@ from typing import Any
 
 import ipywidgets as widgets  # type: ignore[import-untyped]
 
-from zeroviz.draw import svg_text
 from zeroviz.panel.controls import Controls
 from zeroviz.panel.fit import FitSection
 from zeroviz.panel.look import CSS
+from zeroviz.panel.stage import Stage
 from zeroviz.panel.tables import tables_html
-from zeroviz.panel.timeline import TimelineSection
 from zeroviz.state import Explorer
 
 
@@ -29,16 +28,14 @@ class ExplorerPanel(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no 
         self.stop_button.on_click(lambda _: state.stop())
         self.news = widgets.HTML()
         self.news.add_class("zeroviz-live")
-        self.picture = widgets.HTML()
-        self.picture.add_class("zeroviz-picture-card")
-        self.timeline = TimelineSection(state)
+        self.stage = Stage(state)
         self.fit = FitSection(state)
         self.tables = widgets.HTML()
         bar = widgets.Box([self.run_button, self.stop_button, self.news])
         bar.add_class("zeroviz-bar")
         desk = widgets.Box([self.controls.box, bar])
         desk.add_class("zeroviz-desk")
-        pictures = widgets.Box([self.picture, self.timeline, self.fit])
+        pictures = widgets.Box([self.stage, self.fit])
         pictures.add_class("zeroviz-pictures")
         main = widgets.Box([desk, pictures])
         main.add_class("zeroviz-main")
@@ -47,7 +44,7 @@ class ExplorerPanel(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no 
         self._drawn: tuple[Any, ...] = ()
         self.draw()
         self.tell()
-        state.observe(self._changed, ["predicted", "measured", "earlier", "zoom"])
+        state.observe(self._changed, ["predicted", "measured", "earlier", "zoom", "from_rest", "rank"])
         state.observe(lambda _: self.tell(), ["run_state", "message", "notice", "error"])
 
     def _changed(self, _: Any) -> None:
@@ -58,12 +55,12 @@ class ExplorerPanel(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no 
         """Draw picture and tables anew, unless what they show is still the same."""
         state = self.state
         with state.lock:
-            shown = (state.predicted, state.measured, state.earlier, state.zoom)
+            shown = (state.predicted, state.measured, state.earlier, state.zoom, state.from_rest, state.rank)
             if all(now is before for now, before in zip(shown, self._drawn, strict=False)) and self._drawn:
                 return
             self._drawn = shown
             scene = state.scene()
-            self.picture.value = svg_text(scene)
+            self.stage.draw(scene)
             self.tables.value = tables_html(scene, state.predicted, state.measured, earlier=state.earlier)
 
     def tell(self) -> None:

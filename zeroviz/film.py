@@ -1,0 +1,179 @@
+"""The step as film: a frame an op, with what the op does in a sentence, and what is held and gathered at its end.
+
+Pure, as a picture's data is: a cursor that steps through the frames needs nothing else, and so asks nobody.
+
+[Note: gathered] A unit is gathered while a rank holds whole parameters of it that it does not hold at rest. The events
+say so under every implementation, since they carry the unit; where a library gathers the next unit within the op of
+another one, the frame shows it there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from zeroviz.axis import amount, axis_unit
+from zeroviz.category import CATEGORY_ORDER, Category
+from zeroviz.course import Course, OpSpan, course_of
+from zeroviz.errors import TraceError
+from zeroviz.schedule import OpKind
+from zeroviz.spec import RunSpec
+from zeroviz.timeline import distinct_ranks
+from zeroviz.trace import Origin, Trace
+
+MAX_FRAMES = 4000
+"""A longer step is refused as film: nobody steps through it, and the page would carry it with every toggle."""
+
+
+class Frame(NamedTuple):
+    """One op. `moment` is its last one on the timeline's axis; the rest is what stands there.
+
+    nbytes: what the device holds. held: the same by category, in the order of `Film.categories`. gathered: units, by
+    number, whose whole parameters are there beyond what is at rest. most: the largest sum within the op.
+    """
+
+    moment: int
+    phase: str
+    op: str
+    unit: str
+    nbytes: int
+    most: int
+    held: tuple[int, ...]
+    gathered: tuple[int, ...]
+    words: str
+
+
+@dataclass(frozen=True)
+class Film:
+    """The frames of one rank's step; the first is at rest. peak: the number of the frame within which most is held."""
+
+    spec: RunSpec
+    rank: int
+    origin: Origin
+    categories: tuple[Category, ...]
+    units: tuple[str, ...]
+    frames: tuple[Frame, ...]
+    peak: int
+    unit: str
+
+    def amount(self, nbytes: int) -> str:
+        """Bytes in the film's one unit."""
+        return amount(nbytes, self.unit)
+
+
+def build_film(trace: Trace, rank: int = 0) -> Film:
+    """The film of a rank's step. Raises TraceError for a rank that is not there, and for a step of too many ops."""
+    if not 0 <= rank < len(trace.ranks):
+        raise TraceError(f"Rank {rank} was asked for; the trace has ranks 0 to {len(trace.ranks) - 1}.")
+    seen = trace.ranks[rank]
+    course = course_of(seen)
+    spans = [span for span in course.ops if span.stop > span.start]
+    if len(spans) >= MAX_FRAMES:
+        raise TraceError(
+            f"The step has {len(spans):,} ops, and a film shows at most {MAX_FRAMES:,}; use larger units or fewer "
+            "micro-batches."
+        )
+    unit, _ = axis_unit(course.device.most()[0])
+    ends = course.held([0, *(span.stop - 1 for span in spans)])
+    present = [category for category in CATEGORY_ORDER if any(held[category] for held in ends)]
+    on_device = tuple(category for category in present if category.on_device)
+    units = tuple(dict.fromkeys(span.unit for span in course.ops if span.unit))
+    is_each = len(trace.ranks) > 1 and len(distinct_ranks(trace)) == 1
+    teller = _Teller(trace.spec, "each rank" if is_each else f"rank {rank}", unit)
+    most = course.device.most()[0]
+    frames = [
+        Frame(0, "", "", "", course.device[0], course.device[0], _of(ends[0], on_device), (), teller.at_rest(course))
+    ]
+    for span, held, gathered in zip(spans, ends[1:], _gathered(course, spans, units), strict=True):
+        words = teller.op(span, frames[-1].nbytes, len(gathered), peaks=span.max_nbytes == most)
+        frames.append(
+            Frame(
+                span.stop - 1, span.phase, span.op, span.unit, span.end_nbytes, span.max_nbytes, _of(held, on_device),
+                gathered, words,
+            )
+        )  # fmt: skip
+    peak = next((number for number, frame in enumerate(frames) if frame.most == most), 0)
+    return Film(trace.spec, rank, trace.origin, on_device, units, tuple(frames), peak, unit)
+
+
+def _of(held: Mapping[Category, int], categories: Sequence[Category]) -> tuple[int, ...]:
+    return tuple(held[category] for category in categories)
+
+
+def _gathered(course: Course, spans: Sequence[OpSpan], units: Sequence[str]) -> Iterator[tuple[int, ...]]:
+    """The units gathered at the end of each of `spans`. See [Note: gathered]."""
+    number_of = {name: number for number, name in enumerate(units)}
+    live: Counter[int] = Counter()
+    found = course.stretches
+    done = 0
+    for span in spans:
+        while done < len(found.places) and found.starts[done] < span.stop:
+            unit = number_of.get(found.places[done][2])
+            if unit is not None:
+                live[unit] += sum(
+                    nbytes for category, nbytes in found.moments[done].net if category is Category.UNSHARDED_PARAM
+                )
+            done += 1
+        yield tuple(sorted(number for number, nbytes in live.items() if nbytes > 0))
+
+
+class _Teller:
+    """Puts ops into words: who does what to which unit, what changes, what is borrowed then."""
+
+    def __init__(self, spec: RunSpec, whose: str, unit: str) -> None:
+        self.spec, self.unit = spec, unit
+        self.whose = f"{whose[:1].upper()}{whose[1:]}"
+        self.num_shards = spec.num_shards
+
+    def at_rest(self, course: Course) -> str:
+        return f"At rest: {self.whose[:1].lower()}{self.whose[1:]} holds {amount(course.device[0], self.unit)}."
+
+    def op(self, span: OpSpan, before_nbytes: int, num_gathered: int, *, peaks: bool) -> str:
+        """One sentence or two of an op; `before_nbytes` is what was held before it."""
+        delta = span.end_nbytes - before_nbytes
+        change = (
+            f"{'+' if delta > 0 else '-' if delta < 0 else ''}{amount(abs(delta), self.unit)}"
+            if delta
+            else "nothing stays"
+        )
+        words = f"{self.whose} {self._does(span)}: {change}"
+        if span.op == OpKind.UNSHARD.label and self.num_shards > 1:
+            borrowed = self.num_shards - 1
+            words += f"; {borrowed:,} of {self.num_shards:,} parts of it are borrowed"
+        if num_gathered:
+            words += f"; {num_gathered:,} unit{'s' if num_gathered > 1 else ''} whole now"
+        if peaks:
+            return f"{words}. Within it stands the peak of the step, {amount(span.max_nbytes, self.unit)}."
+        return f"{words}. It holds {amount(span.end_nbytes, self.unit)}."
+
+    def _does(self, span: OpSpan) -> str:
+        of = f" of {span.unit}" if span.unit else ""
+        what = span.unit or "its parameters"
+        words = {
+            OpKind.UNSHARD.label: f"all-gathers {what}",
+            OpKind.RESHARD.label: f"frees the whole parameters{of}, and its own part stays",
+            OpKind.WAIT_UNSHARD.label: f"waits for {what} to be there",
+            OpKind.DROP_GRAD.label: "drops the gradients of the step before",
+            OpKind.ZERO_GRAD.label: "clears its gradients",
+            OpKind.LOAD_BATCH.label: "takes its tokens and targets",
+            OpKind.DROP_BATCH.label: "drops its tokens and targets",
+            OpKind.FORWARD.label: f"runs the forward{of}",
+            OpKind.RECOMPUTE.label: f"runs the forward{of} once more",
+            OpKind.BACKWARD.label: f"runs the backward{of}",
+            OpKind.REDUCE_GRAD.label: f"{self._reduces} the gradient{of}",
+            OpKind.WAIT_REDUCE.label: f"waits for the gradient{of} to be summed",
+            OpKind.REDUCE_REPLICAS.label: f"all-reduces its part of the gradient{of} over the groups",
+            OpKind.WAIT_REPLICAS.label: f"waits for that sum{of}",
+            OpKind.CLIP_GRAD.label: "scales the gradient to the norm",
+            OpKind.OPTIMIZER_STEP.label: f"updates what it owns{of}",
+            OpKind.HOST_STEP.label: f"has the host update what it owns{of}",
+            OpKind.SYNC_PARAM.label: f"gathers the updated parameters{of}",
+            OpKind.WAIT_SYNC.label: f"waits for the updated parameters{of}",
+        }
+        return words.get(span.op, f"does {span.op}{of}")
+
+    @property
+    def _reduces(self) -> str:
+        return "reduce-scatters" if self.spec.strategy.shards_grad or self.spec.strategy.has_whole_buffer else "reduces"

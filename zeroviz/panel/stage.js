@@ -1,0 +1,256 @@
+// The pictures of the explorer, and the moment of the step that they all show.
+//
+// Python lays the pictures out and sends each as one SVG text, with the places in it that a moment needs: where a frame
+// of the film lies on the timeline, where a number of bytes lies on the bars, where a unit lies on the map. What a
+// moment changes is drawn over them here, so that moving through the step asks the kernel for nothing. Nothing here
+// computes a number but `amount`, which says bytes as zeroviz/axis.py does.
+
+const SVG = "http://www.w3.org/2000/svg";
+const PICTURES = ["bars", "map", "film"];
+const SCALES = { B: 1, kB: 1e3, MB: 1e6, GB: 1e9, TB: 1e12, PB: 1e15, EB: 1e18 };
+const SAVE_MS = 250;
+
+export function amount(nbytes, unit) {
+  const scale = SCALES[unit] ?? 1;
+  if (scale === 1 || Math.abs(nbytes) < scale / 1000) return `${nbytes.toLocaleString("en-US")} B`;
+  const value = nbytes / scale;
+  if (Math.abs(value) >= 999.95) return `${Math.round(value).toLocaleString("en-US")} ${unit}`;
+  return `${value.toPrecision(4)} ${unit}`;
+}
+
+function element(name, classes, parent, attributes = {}) {
+  const made = document.createElement(name);
+  made.className = classes;
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  parent.append(made);
+  return made;
+}
+
+function mark(name, parent, attributes) {
+  const made = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  parent.append(made);
+  return made;
+}
+
+class Stage {
+  constructor(model, root) {
+    this.model = model;
+    this.root = root;
+    this.cards = {};
+    this.overlays = {};
+    root.classList.add("zeroviz-stage");
+    this.card("bars", root);
+    this.card("map", this.section("map"));
+    this.card("film", this.section("timeline"));
+    this.player();
+    this.changed = () => this.draw();
+    model.on("change", this.changed);
+    this.draw();
+  }
+
+  // ---- what stands on the page ----
+
+  card(name, parent) {
+    this.cards[name] = element("div", `zeroviz-picture-card zeroviz-${name}-card`, parent);
+  }
+
+  section(name) {
+    const section = element("section", `zeroviz-section zeroviz-${name}-section`, this.root);
+    const heading = element("button", "zeroviz-heading", section, { type: "button", "data-part": name });
+    heading.dataset.lmSuppressShortcuts = "true";
+    heading.addEventListener("click", () => {
+      const open = { ...this.model.get("is_open"), [name]: !this.model.get("is_open")[name] };
+      this.model.set("is_open", open);
+      this.model.save_changes();
+      this.fold();
+    });
+    section.heading = heading;
+    this.sections = { ...this.sections, [name]: section };
+    return section;
+  }
+
+  fold() {
+    for (const [name, section] of Object.entries(this.sections)) {
+      const open = this.model.get("is_open")[name];
+      section.heading.textContent = `${open ? "▾" : "▸"} ${this.model.get("headings")[name]}`;
+      section.heading.setAttribute("aria-expanded", String(open));
+      section.classList.toggle("zeroviz-closed", !open);
+    }
+  }
+
+  player() {
+    const film = this.cards.film;
+    const bar = element("div", "zeroviz-player", film.parentElement);
+    this.sections.timeline.insertBefore(bar, film);
+    const button = (words, label, act) => {
+      const made = element("button", "zeroviz-step", bar, { type: "button", "aria-label": label, title: label });
+      made.dataset.lmSuppressShortcuts = "true";
+      made.textContent = words;
+      made.addEventListener("click", act);
+      return made;
+    };
+    button("rest", "to rest, before the step (Home)", () => this.go(0));
+    button("◀", "one op back (left arrow)", () => this.go(this.cursor - 1));
+    button("▶", "one op on (right arrow or space)", () => this.go(this.cursor + 1));
+    button("end", "to the end of the step (End)", () => this.go(Infinity));
+    button("peak", "to the op that holds the peak (P)", () => this.go(this.frames.peak));
+    this.slider = element("input", "zeroviz-cursor", bar, { type: "range", min: 0, step: 1, "aria-label": "op of the step" });
+    this.slider.dataset.lmSuppressShortcuts = "true";
+    this.slider.addEventListener("input", () => this.go(Number(this.slider.value)));
+    this.slider.addEventListener("keydown", (event) => this.key(event));
+    this.words = element("p", "zeroviz-now", this.sections.timeline, { "aria-live": "polite" });
+    this.held = element("p", "zeroviz-now-held", this.sections.timeline);
+    film.before(this.words, this.held);
+    film.tabIndex = 0;
+    film.dataset.lmSuppressShortcuts = "true";
+    film.setAttribute("role", "group");
+    film.setAttribute("aria-label", "The step; arrow keys, space, Home and End move through it");
+    film.addEventListener("keydown", (event) => this.key(event));
+    const point = (event) => this.go(this.nearest(event));
+    film.addEventListener("pointerdown", (event) => {
+      if (event.button !== 0) return;
+      film.setPointerCapture(event.pointerId);
+      film.addEventListener("pointermove", point);
+      point(event);
+    });
+    for (const end of ["pointerup", "pointercancel"])
+      film.addEventListener(end, () => film.removeEventListener("pointermove", point));
+  }
+
+  key(event) {
+    if (event.ctrlKey || event.altKey || event.metaKey) return;
+    const steps = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1, PageUp: 10, PageDown: -10 };
+    let to = null;
+    if (event.key in steps) to = this.cursor + steps[event.key];
+    else if (event.key === " ") to = this.cursor + (event.shiftKey ? -1 : 1);
+    else if (event.key === "Home") to = 0;
+    else if (event.key === "End") to = Infinity;
+    else if (event.key === "p" || event.key === "P") to = this.frames.peak;
+    if (to === null) return;
+    event.preventDefault();
+    event.stopPropagation();
+    this.go(to);
+  }
+
+  nearest(event) {
+    const svg = this.cards.film.querySelector("svg");
+    const box = svg.getScreenCTM();
+    const x = (event.clientX - box.e) / box.a;
+    const xs = this.model.get("film").xs;
+    let low = 0;
+    let high = xs.length - 1;
+    while (high - low > 1) {
+      const middle = (low + high) >> 1;
+      if (xs[middle] <= x) low = middle;
+      else high = middle;
+    }
+    return x - xs[low] <= xs[high] - x ? low : high;
+  }
+
+  // ---- a new picture ----
+
+  draw() {
+    const { model } = this;
+    for (const name of PICTURES) {
+      const picture = model.get(name);
+      if (picture === this.cards[name].picture) continue;
+      this.cards[name].picture = picture;
+      this.cards[name].innerHTML = picture.svg ?? "";
+      this.overlays[name] = null;
+    }
+    this.frames = model.get("frames");
+    this.fold();
+    this.cursor = model.get("cursor");
+    this.slider.max = Math.max(0, (this.frames.words?.length ?? 1) - 1);
+    this.go(this.cursor, false);
+    this.root.dataset.version = model.get("version");
+  }
+
+  overlay(name) {
+    const svg = this.cards[name].querySelector("svg");
+    if (svg && !this.overlays[name]) this.overlays[name] = mark("g", svg, { class: "zeroviz-moment" });
+    return svg ? this.overlays[name] : null;
+  }
+
+  // ---- a moment of the step ----
+
+  go(to, asked = true) {
+    const { frames } = this;
+    const count = frames.words?.length ?? 0;
+    this.sections.timeline.classList.toggle("zeroviz-still", count === 0);
+    if (!count) return;
+    this.cursor = Math.min(Math.max(0, to), count - 1);
+    const now = this.cursor;
+    this.onFilm(now);
+    this.onBars(now);
+    this.onMap(now);
+    this.words.textContent = `${now} of ${count - 1}: ${frames.words[now]}`;
+    this.slider.value = now;
+    this.slider.setAttribute("aria-valuetext", frames.words[now]);
+    this.root.dataset.cursor = now;
+    this.tellHeld(now);
+    if (!asked) return;
+    clearTimeout(this.saving);
+    this.saving = setTimeout(() => {
+      this.model.set("cursor", this.cursor);
+      this.model.save_changes();
+    }, SAVE_MS);
+  }
+
+  onFilm(now) {
+    const { xs, top, bottom } = this.model.get("film");
+    const layer = this.overlay("film");
+    if (!layer || !xs) return;
+    layer.line ??= mark("path", layer, { class: "zeroviz-cursor-line" });
+    layer.line.setAttribute("d", `M${xs[now]} ${top}V${bottom}`);
+  }
+
+  onBars(now) {
+    const { left, right, most, bars } = this.model.get("bars");
+    const layer = this.overlay("bars");
+    if (!layer || !bars) return;
+    const x = left + ((right - left) * this.frames.nbytes[now]) / Math.max(1, most);
+    const rank = this.frames.rank;
+    const whole = this.frames.each;
+    const path = bars
+      .filter(([, , first, last]) => whole || (first <= rank && rank <= last))
+      .map(([y, height]) => `M${x} ${y - 3}V${y + height + 3}M${x - 5} ${y - 7}H${x + 5}L${x} ${y}Z`)
+      .join("");
+    layer.line ??= mark("path", layer, { class: "zeroviz-cursor-line" });
+    layer.line.setAttribute("d", path);
+  }
+
+  onMap(now) {
+    const { columns } = this.model.get("map");
+    const layer = this.overlay("map");
+    if (!layer || !columns) return;
+    layer.line ??= mark("path", layer, { class: "zeroviz-gathered-line" });
+    const path = this.frames.gathered[now]
+      .map((unit) => columns[unit])
+      .filter(Boolean)
+      .map(([x, width, y, height]) => `M${x} ${y}h${width}v${height}h${-width}Z`)
+      .join("");
+    layer.line.setAttribute("d", path);
+  }
+
+  tellHeld(now) {
+    const { categories, held, unit } = this.frames;
+    this.held.textContent = categories
+      .map((name, number) => [name, held[now][number]])
+      .filter(([, nbytes]) => nbytes)
+      .map(([name, nbytes]) => `${name} ${amount(nbytes, unit)}`)
+      .join(" · ");
+  }
+
+  remove() {
+    this.model.off("change", this.changed);
+  }
+}
+
+function render({ model, el }) {
+  const stage = new Stage(model, el);
+  return () => stage.remove();
+}
+
+export default { render };

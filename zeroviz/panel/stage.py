@@ -1,0 +1,81 @@
+"""The pictures as one widget: bars, shard map and film, with the moment of the step that all of them show.
+
+Python lays a picture out and sends it as one text of SVG; `stage.js` puts it on the page and draws over it what follows
+the cursor. A toggle is one message with what it changed, however many pictures that are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import anywidget  # type: ignore[import-untyped]
+import traitlets
+
+from zeroviz.draw import placed
+from zeroviz.draw_timeline import placed_timeline
+from zeroviz.errors import ZerovizError
+from zeroviz.film import Film, build_film
+from zeroviz.scene import Scene
+from zeroviz.state import Explorer
+from zeroviz.style import label_of
+
+HEADINGS = {"map": "Who holds what", "timeline": "The whole step, op by op"}
+
+
+class Stage(anywidget.AnyWidget):  # type: ignore[misc]  # ipywidgets ships no types
+    """What `state` shows, as pictures. `cursor` is the frame of the film; it is saved a moment after it has moved."""
+
+    _esm = Path(__file__).with_name("stage.js")
+
+    bars = traitlets.Dict().tag(sync=True)
+    map = traitlets.Dict().tag(sync=True)
+    film = traitlets.Dict().tag(sync=True)
+    frames = traitlets.Dict().tag(sync=True)
+    cursor = traitlets.Int(0).tag(sync=True)
+    is_open = traitlets.Dict({"map": True, "timeline": True}).tag(sync=True)
+    headings = traitlets.Dict(HEADINGS).tag(sync=True)
+    version = traitlets.Int(0).tag(sync=True)
+    """Counts drawings, so that who waits for one can tell that it is there."""
+
+    def __init__(self, state: Explorer) -> None:
+        self._state = state
+        super().__init__()
+        self.observe(lambda _: self.draw(state.scene()), "is_open")
+
+    def draw(self, scene: Scene) -> None:
+        """Send `scene`, which is the state's, and what else it shows now; what is closed is not drawn."""
+        with self._state.lock, self.hold_sync():
+            self.bars = placed(scene)
+            if self.is_open["timeline"]:
+                self._draw_film()
+            self.version += 1
+
+    def _draw_film(self) -> None:
+        state = self._state
+        timeline = state.timeline()
+        try:
+            film = build_film(state.predicted, state.rank)
+        except ZerovizError:  # too long a step: it is still a timeline
+            film = None
+        moments = [frame.moment for frame in film.frames] if film else []
+        self.film = placed_timeline(timeline, moments)
+        self.frames = frames_of(film, is_each=len(state.ranks_apart) == 1) if film else {}
+
+
+def frames_of(film: Film, *, is_each: bool) -> Mapping[str, Any]:
+    """The film as plain lists, by what of it is looked up together. is_each: it is every rank's film."""
+    frames = film.frames
+    return {
+        "rank": film.rank,
+        "each": is_each,
+        "peak": film.peak,
+        "unit": film.unit,
+        "categories": [label_of(category, film.spec) for category in film.categories],
+        "units": list(film.units),
+        "words": [frame.words for frame in frames],
+        "nbytes": [frame.nbytes for frame in frames],
+        "held": [list(frame.held) for frame in frames],
+        "gathered": [list(frame.gathered) for frame in frames],
+    }
