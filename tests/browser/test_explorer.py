@@ -11,6 +11,7 @@ from playwright.sync_api import Browser
 from tests.browser.expect import assert_shows, expected, wait_until
 from tests.browser.lab import ROOT, ExplorerPage, Lab
 from tests.every import settings_of
+from zeroviz.film import build_film
 from zeroviz.heatmap import RANKS
 from zeroviz.models import PRESETS
 from zeroviz.predict import predict
@@ -25,6 +26,7 @@ from zeroviz.spec import (
     Strategy,
     UnitPolicy,
 )
+from zeroviz.style import label_of
 from zeroviz.timeline import build_timeline
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
@@ -149,15 +151,80 @@ def test_the_timeline_follows_and_its_ops_say_their_bytes(explorer: ExplorerPage
     tips = drawing.locator("[data-op] title").evaluate_all("tips => tips.map(tip => tip.textContent)")
     peak = timeline.peak
     assert any(f"at most {peak.nbytes:,} B" in tip and "block 2" in tip for tip in tips)
-    explorer.press("from-rest", "from what is held at rest")
+    explorer.press("from-rest", "from rest")
     wait_until(explorer, lambda: "not at 0" in (drawing.text_content() or ""))
     explorer.press("from-rest", "from zero")
     heading = explorer.root.locator(".zeroviz-timeline-section .zeroviz-heading")
     heading.focus()
     explorer.page.keyboard.press("Space")
-    wait_until(explorer, lambda: drawing.count() == 0)
+    wait_until(explorer, lambda: not drawing.is_visible())
+    assert heading.get_attribute("aria-expanded") == "false"
     explorer.page.keyboard.press("Space")
-    wait_until(explorer, lambda: drawing.count() == 1)
+    wait_until(explorer, drawing.is_visible)
+
+
+def test_the_film_is_stepped_by_keys_pointer_slider_and_buttons(explorer: ExplorerPage) -> None:
+    """Each way ends at the frame that it should, whose words, bytes and place are those of the film by arithmetic."""
+    start_state(explorer)
+    film = build_film(predict(RunSpec(model=PRESETS["tiny"], ranks=2)))
+    last, page = len(film.frames) - 1, explorer.page
+    stage = explorer.root.locator(".zeroviz-stage")
+    said = explorer.root.locator(".zeroviz-now")
+    card = explorer.root.locator(".zeroviz-film-card")
+
+    def assert_at(number: int) -> None:
+        assert stage.get_attribute("data-cursor") == str(number)
+        assert said.inner_text() == f"{number} of {last}: {film.frames[number].words}"
+
+    wait_until(explorer, lambda: said.inner_text().endswith(film.frames[0].words))
+    card.focus()
+    for key, number in (
+        ("ArrowRight", 1), ("Space", 2), ("ArrowLeft", 1), ("End", last), ("ArrowRight", last), ("Home", 0),
+        ("ArrowLeft", 0), ("PageDown", 0), ("PageUp", min(10, last)), ("p", film.peak),
+    ):  # fmt: skip
+        page.keyboard.press(key)
+        assert_at(number)
+    held = explorer.root.locator(".zeroviz-now-held").inner_text()
+    for category, nbytes in zip(film.categories, film.frames[film.peak].held, strict=True):
+        said_of = f"{label_of(category, film.spec)} {film.amount(nbytes)}"
+        assert (said_of in held) == (nbytes > 0), (said_of, held)
+    explorer.root.get_by_role("button", name="one op on", exact=False).click()
+    assert_at(film.peak + 1)
+    slider = explorer.root.locator("input.zeroviz-cursor")
+    slider.fill("3")
+    assert_at(3)
+    assert slider.get_attribute("aria-valuetext") == film.frames[3].words
+    # A press on the line of a frame, in the picture, ends there.
+    slider.fill("5")
+    line = card.locator(".zeroviz-cursor-line").bounding_box()
+    slider.fill("0")
+    assert line is not None
+    page.mouse.click(line["x"] + line["width"] / 2, line["y"] + line["height"] / 2)
+    assert_at(5)
+
+
+def test_moving_through_the_step_asks_the_kernel_for_nothing(explorer: ExplorerPage) -> None:
+    """Twenty steps faster than the cursor is saved: one message goes out, and none of a picture comes in."""
+    start_state(explorer)
+    page, card = explorer.page, explorer.root.locator(".zeroviz-film-card")
+    before = explorer.root.locator(".zeroviz-stage").get_attribute("data-version")
+    card.focus()
+    drawn = page.evaluate(
+        """async () => {
+          const card = document.querySelector(".zeroviz-film-card"), times = [];
+          const svg = card.querySelector("svg");
+          for (let step = 0; step < 20; step++) {
+            const start = performance.now();
+            card.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowRight", bubbles: true }));
+            card.querySelector(".zeroviz-cursor-line").getBBox();
+            times.push(performance.now() - start);
+          }
+          return svg === card.querySelector("svg") && times.length;
+        }"""
+    )
+    assert drawn == 20
+    page.wait_for_timeout(600)
+    assert explorer.root.locator(".zeroviz-stage").get_attribute("data-version") == before
 
 
 def test_the_map_opens_and_takes_another_gpu(explorer: ExplorerPage) -> None:

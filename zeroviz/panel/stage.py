@@ -6,11 +6,10 @@ the cursor. A toggle is one message with what it changed, however many pictures 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import anywidget  # type: ignore[import-untyped]
+import anywidget
 import traitlets
 
 from zeroviz.draw import placed
@@ -24,7 +23,7 @@ from zeroviz.style import label_of
 HEADINGS = {"map": "Who holds what", "timeline": "The whole step, op by op"}
 
 
-class Stage(anywidget.AnyWidget):  # type: ignore[misc]  # ipywidgets ships no types
+class Stage(anywidget.AnyWidget):
     """What `state` shows, as pictures. `cursor` is the frame of the film; it is saved a moment after it has moved."""
 
     _esm = Path(__file__).with_name("stage.js")
@@ -64,7 +63,7 @@ class Stage(anywidget.AnyWidget):  # type: ignore[misc]  # ipywidgets ships no t
         self.frames = frames_of(film, is_each=len(state.ranks_apart) == 1) if film else {}
 
 
-def frames_of(film: Film, *, is_each: bool) -> Mapping[str, Any]:
+def frames_of(film: Film, *, is_each: bool) -> dict[str, Any]:
     """The film as plain lists, by what of it is looked up together. is_each: it is every rank's film."""
     frames = film.frames
     return {
