@@ -39,13 +39,18 @@ def _advice(spec: RunSpec | None) -> str:
 
 
 def check_runnable(spec: RunSpec) -> None:
-    """Raise SpecError for what is worked out only: a bare parameter count, an optimizer torch has no kernels of, an
-    implementation that is not installed."""
+    """Raise SpecError for what is worked out only: a bare parameter count, a family without layers here, an optimizer
+    torch has no kernels of, an implementation that is not installed."""
     check_installed(spec.impl)
     if spec.model.family is Family.BARE:
         raise SpecError(
             f"A bare count of {spec.model.num_params:,} parameters has no layers to run; name a model, or use "
             "`zeroviz predict`."
+        )
+    if not spec.model.family.runs:
+        raise SpecError(
+            f"{spec.model.name} is a {spec.model.family.label} model, and that family's layers are not built here, so "
+            f"it is worked out and neither run nor rehearsed; use `{command_line('predict', spec)}`."
         )
     if not spec.optimizer.runs:
         raise SpecError(

@@ -122,9 +122,9 @@ class LlamaAttention(SublayerModule):
         super().__init__()
         num_query, num_kv = model.heads * model.head_dim, model.kv_heads * model.head_dim
         self.input_layernorm = _norm(model)
-        self.q_proj = layers.linear(model.hidden, num_query, model.attention_bias)
-        self.k_proj = layers.linear(model.hidden, num_kv, model.attention_bias)
-        self.v_proj = layers.linear(model.hidden, num_kv, model.attention_bias)
+        self.q_proj = layers.linear(model.hidden, num_query, model.has_qkv_bias)
+        self.k_proj = layers.linear(model.hidden, num_kv, model.has_qkv_bias)
+        self.v_proj = layers.linear(model.hidden, num_kv, model.has_qkv_bias)
         self.o_proj = layers.linear(num_query, model.hidden, model.attention_bias)
         self.heads, self.kv_heads = model.heads, model.kv_heads
 
@@ -177,6 +177,8 @@ def build_sublayer(sublayer: Sublayer, model: ModelShape, layers: Layers = TORCH
     }
     if sublayer.kind not in kinds:
         raise ValueError(f"{model.name} is a bare parameter count; it has no sublayers to run.")
+    if not model.family.runs:
+        raise ValueError(f"{model.name} is a {model.family.label} model; its layers are not built here.")
     with META:
         module: SublayerModule = kinds[sublayer.kind](model, layers)
     module.bind(sublayer)

@@ -76,7 +76,7 @@ BUSBW_FACTORS = {"all_reduce": "2*(n-1)/n", "all_gather": "(n-1)/n", "reduce_sca
 def _llama(
     vocab: int, hidden: int, layers: int, heads: int, kv_heads: int, ffn: int, *, tied: bool = False
 ) -> dict[str, Any]:
-    """All of them have heads of hidden / heads elements and no biases."""
+    """Heads of hidden / heads elements and no biases."""
     sizes = {"vocab": vocab, "hidden": hidden, "layers": layers, "heads": heads, "kv_heads": kv_heads, "ffn": ffn}
     return {"family": "llama", **sizes, "head_dim": hidden // heads, "tied": tied}
 
@@ -101,6 +101,19 @@ MODEL_SIZES: dict[str, dict[str, Any]] = {
     "llama3-70b": _llama(128256, 8192, 80, 64, 8, 28672),
     "llama3.2-1b": _llama(128256, 2048, 16, 32, 8, 8192, tied=True),
     "mistral-7b-v0.1": _llama(32000, 4096, 32, 32, 8, 14336),
+    "qwen2-7b": {**_llama(152064, 3584, 28, 28, 4, 18944), "qkv_bias": True},
+    "gemma2-9b": {
+        **_llama(256000, 3584, 42, 16, 8, 14336, tied=True),
+        "family": "gemma2",
+        "head_dim": 256,
+        "caps_logits": True,
+    },
+    "mixtral-8x7b": {
+        **_llama(32000, 4096, 32, 32, 8, 14336),
+        "family": "mixtral",
+        "experts": 8,
+        "experts_per_token": 2,
+    },
 }
 NUM_PARAMS = {
     "gpt2": "124439808",
@@ -109,6 +122,9 @@ NUM_PARAMS = {
     "llama3-70b": "70553706496",
     "llama3.2-1b": "1235814400",
     "mistral-7b-v0.1": "7241732096",
+    "qwen2-7b": "7615616512",
+    "gemma2-9b": "9241705984",
+    "mixtral-8x7b": "46702792704",
 }
 
 # ---- Activations: references.ACTIVATIONS, sections 4.1 and 5. Bytes of one layer with 16-bit activations. ----

@@ -1,55 +1,128 @@
-"""Read a Hugging Face config.json of the GPT-2 and Llama families. Only JSON is parsed; nothing in it is executed."""
+"""Read a Hugging Face config.json. Only JSON is parsed; nothing in it is imported or executed, whatever it names.
+
+`read_config_notes` reads a file and `config_from_text` a pasted text; both give the model and, sentence by sentence,
+what was filled in or not read. `read_config` and `model_from_config` give the model alone.
+"""
 
 from __future__ import annotations
 
 import json
+import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 from zeroviz.errors import SpecError
+from zeroviz.hf_config_families import READERS, UNREAD
+from zeroviz.hf_config_fields import MAX_SHOWN, Fields, shown
 from zeroviz.models import Family, ModelShape
 
 MAX_CONFIG_NBYTES = 2**20
-_LLAMA_TYPES = ("llama", "mistral")
-_SUPPORTED = "gpt2, llama, mistral"
-_GPT2_ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh")
-_LLAMA_ACTIVATIONS = ("silu", "swish")
+BOM = "\ufeff"
+_ENDINGS = ("ForCausalLM", "LMHeadModel")
+
+
+class ConfigModel(NamedTuple):
+    """The model of a config.json, and what is to be said of it: one sentence for each field that was not there and what
+    was taken instead, and for what stands there and is not read."""
+
+    model: ModelShape
+    notes: tuple[str, ...]
 
 
 def read_config(path: Path) -> ModelShape:
     """The model of a config.json file. Raises SpecError with one sentence for whatever is wrong with it."""
-    try:
-        nbytes = path.stat().st_size
-        if nbytes > MAX_CONFIG_NBYTES:
-            raise SpecError(
-                f"{path} holds {nbytes:,} bytes; a config.json is at most {MAX_CONFIG_NBYTES:,}. Is it a weights file?"
-            )
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise SpecError(f"{path} does not exist; give a preset's name or the path of a config.json.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"{path} cannot be read as a text file ({error}); give the path of a config.json.") from None
-    try:
-        config = json.loads(text)
-    except (ValueError, RecursionError) as error:  # ValueError: also a number of more digits than Python reads
-        raise SpecError(f"{path} is not valid JSON ({error}); give the path of a config.json.") from None
-    return model_from_config(config, name=_name(path))
+    return read_config_notes(path).model
+
+
+def read_config_notes(path: Path) -> ConfigModel:
+    """The model of a config.json file and what was filled in. Raises SpecError as `read_config`."""
+    name = _name(path)
+    return _config_model(_parsed(_text_of(path), str(path), "give the path of a config.json"), name)
+
+
+def config_from_text(text: str, name: str = "config") -> ConfigModel:
+    """The model of a config.json's text, as pasted, called `name`. Raises SpecError with one sentence."""
+    what = "The pasted text"
+    nbytes = len(text.encode("utf-8", "surrogatepass"))
+    if nbytes > MAX_CONFIG_NBYTES:
+        raise SpecError(
+            f"{what} holds {nbytes:,} bytes; a config.json is at most {MAX_CONFIG_NBYTES:,}. Paste a config.json alone."
+        )
+    return _config_model(_parsed(text, what, "paste a whole config.json"), name.strip() or "config")
+
+
+def model_from_config(config: Any, *, name: str) -> ModelShape:
+    """The model of a parsed config.json. Raises SpecError as `read_config`."""
+    return _config_model(config, name).model
 
 
 def _name(path: Path) -> str:
     """A checkpoint's folder is named after the model; a config under another file name is named after that."""
-    return path.resolve().parent.name or "config" if path.name == "config.json" else path.stem
+    try:
+        return path.resolve().parent.name or "config" if path.name == "config.json" else path.stem
+    except (OSError, ValueError, RuntimeError):  # a NUL in it, a loop of links
+        return "config"
 
 
-def model_from_config(config: Any, *, name: str) -> ModelShape:
-    """A ModelShape from a parsed config.json.
+def _text_of(path: Path) -> str:
+    """The file's text; no more of it is read than a config.json may hold, and nothing that may wait for ever."""
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+            raise OSError("it is no file on a disk")
+        with path.open("rb") as file:
+            content = file.read(MAX_CONFIG_NBYTES + 1)
+        text = content.decode("utf-8") if len(content) <= MAX_CONFIG_NBYTES else ""
+    except FileNotFoundError:
+        raise SpecError(f"{path} does not exist; give a preset's name or the path of a config.json.") from None
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a name with a NUL
+        raise SpecError(f"{path} cannot be read as a text file ({error}); give the path of a config.json.") from None
+    if len(content) > MAX_CONFIG_NBYTES:
+        raise SpecError(
+            f"{path} holds {max(status.st_size, len(content)):,} bytes; a config.json is at most "
+            f"{MAX_CONFIG_NBYTES:,}. Is it a weights file?"
+        )
+    return text
 
-    Sizes must be there. Other missing fields take the family's default: num_key_value_heads is num_attention_heads (8
-    for Mistral, where only null means that), head_dim is hidden_size / num_attention_heads (which must be whole),
-    tie_word_embeddings is true for GPT-2 and false for Llama and Mistral. A config with a `text_config` is that one's.
-    Raises SpecError for a missing, wrong-typed or impossible field, for another family, for parts whose parameters
-    would not be counted, and where the two levels of a nested config contradict each other.
-    (Defaults: configuration_llama.py, configuration_mistral.py and configuration_gpt2.py of Hugging Face transformers.)
+
+class _FlawError(Exception):
+    """What JSON's reader would pass over: the rest of a sentence that begins with what was read."""
+
+
+def _parsed(text: str, what: str, remedy: str) -> Any:
+    if text.startswith(BOM):
+        raise SpecError(
+            f"{what} begins with a byte order mark, which JSON does not have; save it as UTF-8 without one."
+        )
+    try:
+        return json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:  # ValueError: also a number of more digits than Python reads
+        raise SpecError(f"{what} is not valid JSON ({error}); {remedy}.") from None
+    except _FlawError as flaw:
+        raise SpecError(f"{what} {flaw}") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Of a field that stands there twice, readers take the one or the other."""
+    fields: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in fields:
+            raise _FlawError(f"has the field {shown(key)} twice in one object; leave one of them out.")
+        fields[key] = value
+    return fields
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise _FlawError(f"has {name} in it, which is no number in JSON; write a number, or null.")
+
+
+def _config_model(config: Any, name: str) -> ConfigModel:
+    """A model and its notes from a parsed config.json.
+
+    Sizes must be there. Other missing fields take the family's default, and the notes say so
+    (`zeroviz.hf_config_families`). A config with a `text_config` is that one's. Raises SpecError for a missing,
+    wrong-typed or impossible field, for another family, for parts whose parameters would not be counted, and where the
+    two levels of a nested config contradict each other.
     """
     if not isinstance(config, dict):
         raise SpecError(f"The config of {name!r} is a JSON {type(config).__name__}; it must be an object with fields.")
@@ -62,124 +135,54 @@ def model_from_config(config: Any, *, name: str) -> ModelShape:
     outside: dict[str, Any] = {}
     if isinstance(config.get("text_config"), dict):
         config, outside = config["text_config"], config
-    for key in ("num_local_experts", "num_experts", "add_cross_attention"):
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str) or model_type not in READERS:
+        raise SpecError(
+            f"The config of {name!r} has model_type {shown(model_type)}; supported are {', '.join(READERS)}, and "
+            "of any other model a bare parameter count: --params COUNT."
+        )
+    family, reader = READERS[model_type]
+    others = ("num_local_experts", "num_experts") if family != Family.MIXTRAL.label else ()
+    for key in (*others, "add_cross_attention"):
         if config.get(key):
             raise SpecError(
-                f"The config of {name!r} has {key} = {config[key]!r}; experts and cross-attention are not supported."
+                f"The config of {name!r} has {key} = {shown(config[key])}; experts and cross-attention are not "
+                f"supported in a {family} model."
             )
-    model_type = config.get("model_type")
-    fields = _Fields(config, name)
-    if model_type == "gpt2":
-        model = _gpt2(fields)
-    elif isinstance(model_type, str) and model_type in _LLAMA_TYPES:
-        model = _llama(fields)
-    else:
-        raise SpecError(f"The config of {name!r} has model_type {model_type!r}; supported are {_SUPPORTED}.")
+    fields = Fields(config, name or "config", family)
+    model = reader(fields)
     ties = outside.get("tie_word_embeddings")
     if ties is not None and ties is not model.tied:
         # Which of the two a loader follows depends on its version, and a whole embedding depends on it.
         raise SpecError(
-            f"The config of {name!r} has tie_word_embeddings = {ties!r} outside 'text_config' and means {model.tied} "
-            "inside it; set it in 'text_config'."
+            f"The config of {name!r} has tie_word_embeddings = {shown(ties)} outside 'text_config' and means "
+            f"{model.tied} inside it; set it in 'text_config'."
         )
-    return model
+    return ConfigModel(model, (*fields.notes(), *_unread(config, outside, model_type, family)))
 
 
-class _Fields:
-    """Typed access to a config's fields; each refusal names the field, its value and what is allowed."""
-
-    def __init__(self, config: dict[str, Any], name: str) -> None:
-        self._config = config
-        self.name = name or "config"
-        self.is_mistral = config.get("model_type") == "mistral"
-
-    def lacks(self, key: str) -> bool:
-        """Whether the field is not there at all; null is there."""
-        return key not in self._config
-
-    def count(self, key: str, default: int | None = None) -> int:
-        value = self._config.get(key)
-        if value is None:
-            if default is None:
-                raise SpecError(f"The config of {self.name!r} lacks {key!r}; add it as a whole number of at least 1.")
-            return default
-        # bool is an int in Python; `"num_hidden_layers": true` is a mistake, not one layer.
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 10**9:
-            raise SpecError(
-                f"The config of {self.name!r} has {key} = {value!r}; it must be a whole number from 1 to 1e9."
-            )
-        return value
-
-    def flag(self, key: str, default: bool) -> bool:
-        value = self._config.get(key, default)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise SpecError(f"The config of {self.name!r} has {key} = {value!r}; it must be true or false.")
-        return value
-
-    def real(self, key: str, default: float) -> float:
-        value = self._config.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
-            raise SpecError(f"The config of {self.name!r} has {key} = {value!r}; it must be a positive number.")
-        return float(value)
-
-    def one_of(self, key: str, allowed: tuple[str, ...]) -> None:
-        value = self._config.get(key, allowed[0])
-        if value not in allowed:
-            raise SpecError(f"The config of {self.name!r} has {key} = {value!r}; supported are {', '.join(allowed)}.")
-
-    def quotient(self, numerator: str, denominator: str, values: tuple[int, int]) -> int:
-        if values[0] % values[1]:
-            raise SpecError(
-                f"The config of {self.name!r} has {numerator} = {values[0]} and {denominator} = {values[1]}; "
-                f"the second must divide the first ({values[0]} % {values[1]} = {values[0] % values[1]})."
-            )
-        return values[0] // values[1]
-
-
-def _gpt2(fields: _Fields) -> ModelShape:
-    fields.one_of("activation_function", _GPT2_ACTIVATIONS[1:] + _GPT2_ACTIVATIONS[:1])
-    hidden, heads = fields.count("n_embd"), fields.count("n_head")
-    return ModelShape(
-        name=fields.name,
-        family=Family.GPT2,
-        vocab=fields.count("vocab_size"),
-        hidden=hidden,
-        layers=fields.count("n_layer"),
-        heads=heads,
-        kv_heads=heads,
-        head_dim=fields.quotient("n_embd", "n_head", (hidden, heads)),
-        ffn=fields.count("n_inner", 4 * hidden),
-        positions=fields.count("n_positions", 1024),
-        tied=fields.flag("tie_word_embeddings", True),
-        attention_bias=True,
-        mlp_bias=True,
-        epsilon=fields.real("layer_norm_epsilon", 1e-5),
-    )
-
-
-def _llama(fields: _Fields) -> ModelShape:
-    fields.one_of("hidden_act", _LLAMA_ACTIVATIONS)
-    hidden, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
-    # Mistral's 8 is the default of a field that is not there; null means one key-value head a head, as for Llama.
-    kv_heads = 8 if fields.is_mistral and fields.lacks("num_key_value_heads") else heads
-    # An explicit head_dim need not be hidden / heads; only the default must come out whole.
-    head_dim = fields.count("head_dim", 0) or fields.quotient("hidden_size", "num_attention_heads", (hidden, heads))
-    return ModelShape(
-        name=fields.name,
-        family=Family.LLAMA,
-        vocab=fields.count("vocab_size"),
-        hidden=hidden,
-        layers=fields.count("num_hidden_layers"),
-        heads=heads,
-        kv_heads=fields.count("num_key_value_heads", kv_heads),
-        head_dim=head_dim,
-        ffn=fields.count("intermediate_size"),
-        positions=fields.count("max_position_embeddings", 32 * 4096 if fields.is_mistral else 2048),
-        tied=fields.flag("tie_word_embeddings", False),
-        attention_bias=fields.flag("attention_bias", False),
-        mlp_bias=fields.flag("mlp_bias", False),
-        epsilon=fields.real("rms_norm_eps", 1e-6),
-        rope_theta=fields.real("rope_theta", 10000.0),
-    )
+def _unread(config: dict[str, Any], outside: dict[str, Any], model_type: str, family: str) -> list[str]:
+    """What stands in the config and could be expected to change bytes, but is not counted."""
+    both = {**outside, **config}
+    notes = [
+        f"{key} = {shown(config[key])} is not read: a {family} model's layers do not depend on it."
+        for key in UNREAD[model_type]
+        if config.get(key) is not None
+    ]
+    if both.get("auto_map"):
+        notes.append(
+            "auto_map names code that comes with the model; it is never run, and layers of its own do not count."
+        )
+    if both.get("quantization_config"):
+        notes.append("quantization_config is not read: parameters are held as the precision says.")
+    dropouts = [
+        f"{key} {shown(value)}"
+        for key, value in config.items()
+        if key.endswith(("dropout", "_pdrop")) and key != "summary_first_dropout" and value
+    ]
+    if dropouts:
+        notes.append(f"Dropout is not counted ({', '.join(dropouts)[:MAX_SHOWN]}); its masks would be kept besides.")
+    named = both.get("architectures")
+    if named and not (isinstance(named, list) and any(str(each).endswith(_ENDINGS) for each in named)):
+        notes.append(f"architectures is {shown(named)}; what is counted is the model with its language-model head.")
+    return notes

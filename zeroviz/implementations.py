@@ -90,6 +90,11 @@ def check_implementation(spec: RunSpec) -> None:
             f"impl is {spec.impl.value!r} with a bare parameter count, of whose layers nothing is known; name a model, "
             "or use impl own."
         )
+    if spec.model.layers and not spec.model.family.runs:
+        raise SpecError(
+            f"impl is {spec.impl.value!r} with {spec.model.name}, a {spec.model.family.label} model; that family is "
+            "worked out for our own code only, so use impl own."
+        )
     _check_precision(spec)
     if spec.impl is Implementation.FSDP2:
         _check_reshard_ranks(spec)

@@ -18,8 +18,26 @@ zeroviz/tape.py. Layers count from 0 in the order of the sublayer's parameters, 
 
 from __future__ import annotations
 
+from zeroviz.category import Category
 from zeroviz.models import Family
 from zeroviz.tape import FP32_NBYTES, Place, Ready, Sizes, Tape, add_grads
+
+
+def output(tape: Tape, s: Sizes, place: Place) -> None:
+    """y, kept if it crosses the segment's border or the next norm keeps its input."""
+    keeps = place.last or (tape.keeps and norm_saves_input(s))
+    if place.dropped:
+        keeps = False
+    tape.alloc("y", s.rows(s.model.hidden), Category.ACTIVATION if keeps else Category.TEMPORARY)
+
+
+def branch_output(tape: Tape, s: Sizes, place: Place, projected: str, *held: str) -> None:
+    """The projection of `projected` that ends a branch, and y = x + that. held: what the code still holds till then."""
+    tape.make("branch", s.rows(s.model.hidden))
+    tape.let_go(projected)
+    output(tape, s, place)
+    tape.let_go(*held)
+    tape.free("branch")
 
 
 def add_input_grad(tape: Tape, s: Sizes, place: Place, part: str) -> None:
@@ -142,113 +160,9 @@ def _finish_weight(tape: Tape, s: Sizes, layer: int, numel: int, keep: str) -> N
         tape.give_grad(s, "dweight", Ready(layer))
 
 
-def norm(tape: Tape, s: Sizes) -> None:
-    """h of x. LayerNorm keeps x and, of the compute dtype, a mean and a deviation a token."""
-    if s.model.family is Family.LLAMA:
-        _rms_norm(tape, s)
-        return
-    tape.save("h", s.rows(s.model.hidden))
-    tape.save("mean", s.rows(1))
-    tape.save("rstd", s.rows(1))
-    tape.let_go("mean", "rstd")
-
-
 def norm_saves_input(s: Sizes) -> bool:
     """Whether the norm keeps x itself. RMSNorm in a narrow dtype keeps an fp32 copy instead."""
     return s.model.family is Family.GPT2 or not s.is_narrow
-
-
-def norm_backward(tape: Tape, s: Sizes, place: Place) -> None:
-    """From dh to `grad in`."""
-    if s.model.family is Family.LLAMA:
-        _rms_norm_backward(tape, s, place)
-        return
-    hidden = s.model.hidden
-    tape.make("dx", s.rows(hidden))
-    make_grad(tape, s, "dweight", hidden)
-    make_grad(tape, s, "dbias", hidden)
-    with tape.scratch(2 * hidden * s.itemsize):  # a thread's partial sums of both
-        pass
-    cast_grad(tape, s, "dweight", hidden)
-    cast_grad(tape, s, "dbias", hidden)
-    tape.free("dh", *(() if place.input_held else ("x",)), "mean", "rstd")
-    add_input_grad(tape, s, place, "dx")
-    tape.give_grad(s, "dweight", Ready(0))
-    tape.give_grad(s, "dbias", Ready(0, is_bias=True))
-
-
-def _rms_norm(tape: Tape, s: Sizes) -> None:
-    """weight * (x * rstd), rstd = (mean(x^2) + epsilon)^(-1/2), in fp32, operator by operator; keeps x * rstd too."""
-    wide = s.rows(s.model.hidden, FP32_NBYTES)
-    if s.is_narrow:
-        tape.save("wide x", wide)
-    tape.make("x^2", wide)
-    tape.make("mean", s.rows(1, FP32_NBYTES))
-    for _ in ("divided by hidden", "plus epsilon"):
-        with tape.number(FP32_NBYTES):
-            pass
-    tape.save("rstd", s.rows(1, FP32_NBYTES))
-    tape.free("mean", "x^2")
-    tape.save("x rstd", wide)
-    if s.is_narrow:
-        with tape.scratch(s.model.hidden * FP32_NBYTES):  # the weight in fp32
-            tape.make("wide h", wide)
-        tape.let_go("x rstd", "wide x")
-        tape.save("h", s.rows(s.model.hidden))
-        tape.free("wide h")
-    else:
-        tape.save("h", wide)
-        tape.let_go("x rstd")
-    tape.let_go("rstd")
-
-
-def _rms_norm_backward(tape: Tape, s: Sizes, place: Place) -> None:
-    """x enters twice, through x * rstd and through x^2, so its gradient has two parts."""
-    hidden = s.model.hidden
-    wide, column = s.rows(hidden, FP32_NBYTES), s.rows(1, FP32_NBYTES)
-    if s.is_narrow:
-        tape.make("wide dh", wide)
-        tape.free("dh")
-        tape.rename("wide dh", "dh")
-    tape.make("dh x rstd", wide)
-    with tape.scratch(*((hidden * FP32_NBYTES,) if s.is_narrow else ())):  # the weight in fp32
-        tape.make("d(x rstd)", wide)
-    make_grad(tape, s, "dweight", hidden, FP32_NBYTES)
-    tape.free("dh x rstd")
-    cast_grad(tape, s, "dweight", hidden, FP32_NBYTES)
-    tape.free("dh", "x rstd")
-    tape.give_grad(s, "dweight", Ready(0))
-
-    tape.make("d(x rstd) x", wide)
-    tape.make("dx", wide)
-    tape.make("drstd", column)
-    tape.free("d(x rstd) x", "d(x rstd)")
-    if s.is_narrow:
-        tape.rename("dx", "wide dx")
-    else:
-        add_input_grad(tape, s, place, "dx")
-
-    tape.make("rstd^3", column)
-    with tape.number(FP32_NBYTES):
-        tape.make("-drstd/2", column)
-    tape.make("dmean", column)
-    tape.free("rstd^3", "-drstd/2", "drstd", "rstd")
-    with tape.number(FP32_NBYTES):
-        tape.make("d(x^2)", wide)
-    tape.free("dmean")
-    tape.make("x^1", wide)
-    with tape.number(FP32_NBYTES):
-        tape.make("2x", wide)
-    tape.make("dx", wide)
-    tape.free("x^1", "2x", "d(x^2)")
-    if s.is_narrow:
-        tape.free("wide x")
-        add_grads(tape, s, "wide dx", "dx", "wide dx", wide)
-        tape.make("dx", s.rows(hidden))
-        tape.free("wide dx")
-    elif not place.input_held:
-        tape.free("x")
-    add_input_grad(tape, s, place, "dx")
 
 
 def rotate(tape: Tape, s: Sizes, key: str, width: int) -> None:

@@ -14,6 +14,8 @@ from zeroviz.errors import SpecError
 
 # Each block is a list of named shapes; the deepest models published have some two hundred.
 MAX_LAYERS = 4096
+MAX_EXPERTS = 2**16
+"""Of all blocks together: each expert is three named shapes. The largest models published have some 23,000."""
 
 
 class Family(Enum):
@@ -22,9 +24,38 @@ class Family(Enum):
     GPT2 = "gpt2"
     """LayerNorm with bias, GELU, learned positions, fused query-key-value projection."""
     LLAMA = "llama"
-    """RMSNorm, SwiGLU, rotary positions, grouped-query attention. Mistral's shapes are the same."""
+    """RMSNorm, SwiGLU, rotary positions, grouped-query attention. Mistral's shapes are the same; Qwen2's have biases on
+    query, key and value (`ModelShape.qkv_bias`)."""
+    GEMMA2 = "gemma2"
+    """As Llama with GeGLU, a norm before and after each branch, and capped logits. Arithmetic only."""
+    MIXTRAL = "mixtral"
+    """As Llama with a router and experts in place of the MLP. Arithmetic only."""
     BARE = "bare"
     """Only a parameter count: no layers, no activations, arithmetic only."""
+
+    @property
+    def label(self) -> str:
+        """As its authors write it."""
+        return _LABELS[self]
+
+    @property
+    def runs(self) -> bool:
+        """Whether `cluster.model` has its layers; the others are worked out and not run."""
+        return self in (Family.GPT2, Family.LLAMA)
+
+    @property
+    def is_rotary(self) -> bool:
+        """Whether it has RMSNorm and rotary positions: all but GPT-2, as far as layers are known."""
+        return self in (Family.LLAMA, Family.GEMMA2, Family.MIXTRAL)
+
+
+_LABELS = {
+    Family.GPT2: "GPT-2",
+    Family.LLAMA: "Llama",
+    Family.GEMMA2: "Gemma-2",
+    Family.MIXTRAL: "Mixtral",
+    Family.BARE: "a bare count",
+}
 
 
 class SublayerKind(Enum):
@@ -67,7 +98,10 @@ class Sublayer:
 class ModelShape:
     """The sizes that fix every parameter's shape. Lengths are element counts.
 
-    `positions` is the longest sequence; for the Llama family it bounds nothing in memory.
+    `positions` is the longest sequence; where positions are rotary it bounds nothing in memory.
+    `attention_bias`: biases on query, key, value and output. `qkv_bias`: on the first three alone, as in Qwen2.
+    `experts`, `experts_per_token`: how many MLPs a block of the Mixtral family has, and how many a token goes through.
+    `caps_logits`: the head ends in cap * tanh(logits / cap), as in Gemma-2.
     `epsilon` and `rope_theta` change values, never bytes.
     """
 
@@ -83,7 +117,11 @@ class ModelShape:
     positions: int = 0
     tied: bool = False
     attention_bias: bool = False
+    qkv_bias: bool = False
     mlp_bias: bool = False
+    experts: int = 0
+    experts_per_token: int = 0
+    caps_logits: bool = False
     epsilon: float = 1e-5
     rope_theta: float = 10000.0
     bare_num_params: int = 0
@@ -108,10 +146,41 @@ class ModelShape:
                 f"Model {self.name!r} has hidden = {self.hidden} and {self.heads} heads; a GPT-2 model needs hidden "
                 f"divisible by heads ({self.hidden} % {self.heads} = {self.hidden % self.heads})."
             )
-        if self.family is Family.LLAMA and self.head_dim % 2:
+        if self.family.is_rotary and self.head_dim % 2:
             raise SpecError(
                 f"Model {self.name!r} has head_dim = {self.head_dim}; rotary positions turn pairs, so it must be even."
             )
+        self._check_family()
+
+    def _check_family(self) -> None:
+        """What only some families have."""
+        if self.qkv_bias and (self.attention_bias or self.family is not Family.LLAMA):
+            raise SpecError(
+                f"Model {self.name!r} has qkv_bias; it is for the Llama family, and attention_bias has those three too."
+            )
+        if self.caps_logits and self.family is not Family.GEMMA2:
+            raise SpecError(f"Model {self.name!r} has caps_logits; only the Gemma-2 family caps its logits.")
+        if self.family is not Family.MIXTRAL:
+            if self.experts or self.experts_per_token:
+                raise SpecError(f"Model {self.name!r} has experts = {self.experts}; only the Mixtral family has some.")
+            return
+        if self.mlp_bias:
+            raise SpecError(f"Model {self.name!r} has mlp_bias; the experts of the Mixtral family have no biases.")
+        if not 1 <= self.experts_per_token <= self.experts:
+            raise SpecError(
+                f"Model {self.name!r} has {self.experts} experts a block and {self.experts_per_token} for a token; "
+                "there must be at least one for a token, and no more than a block has."
+            )
+        if self.layers * self.experts > MAX_EXPERTS:
+            raise SpecError(
+                f"Model {self.name!r} has {self.layers} blocks of {self.experts} experts, "
+                f"{self.layers * self.experts:,} in all; there must be at most {MAX_EXPERTS:,}."
+            )
+
+    @property
+    def has_qkv_bias(self) -> bool:
+        """Whether query, key and value have biases; the output has one if `attention_bias`."""
+        return self.attention_bias or self.qkv_bias
 
     @cached_property
     def sublayers(self) -> tuple[Sublayer, ...]:
@@ -119,7 +188,7 @@ class ModelShape:
         if self.family is Family.BARE:
             shape = NamedShape("parameters", (self.bare_num_params,))
             return (Sublayer("parameters", SublayerKind.BARE, None, (shape,)),)
-        return _gpt2_sublayers(self) if self.family is Family.GPT2 else _llama_sublayers(self)
+        return _gpt2_sublayers(self) if self.family is Family.GPT2 else _rotary_sublayers(self)
 
     @cached_property
     def params(self) -> tuple[NamedShape, ...]:
@@ -166,30 +235,70 @@ def _gpt2_sublayers(m: ModelShape) -> tuple[Sublayer, ...]:
     return tuple(chain)
 
 
-def _llama_sublayers(m: ModelShape) -> tuple[Sublayer, ...]:
-    """Names as in the released Llama checkpoints, without the leading `model.`."""
-    num_query, num_kv = m.heads * m.head_dim, m.kv_heads * m.head_dim
+def _rotary_sublayers(m: ModelShape) -> tuple[Sublayer, ...]:
+    """Names as in the released Llama, Qwen2, Gemma-2 and Mixtral checkpoints, without the leading `model.`."""
     token = NamedShape("embed_tokens.weight", (m.vocab, m.hidden))
     chain = [Sublayer("embed", SublayerKind.EMBED, None, (token,))]
     for i in range(m.layers):
-        attention = (
-            NamedShape(f"layers.{i}.input_layernorm.weight", (m.hidden,)),
-            *_linear(f"layers.{i}.self_attn.q_proj", num_query, m.hidden, m.attention_bias),
-            *_linear(f"layers.{i}.self_attn.k_proj", num_kv, m.hidden, m.attention_bias),
-            *_linear(f"layers.{i}.self_attn.v_proj", num_kv, m.hidden, m.attention_bias),
-            *_linear(f"layers.{i}.self_attn.o_proj", m.hidden, num_query, m.attention_bias),
-        )
-        mlp = (
-            NamedShape(f"layers.{i}.post_attention_layernorm.weight", (m.hidden,)),
-            *_linear(f"layers.{i}.mlp.gate_proj", m.ffn, m.hidden, m.mlp_bias),
-            *_linear(f"layers.{i}.mlp.up_proj", m.ffn, m.hidden, m.mlp_bias),
-            *_linear(f"layers.{i}.mlp.down_proj", m.hidden, m.ffn, m.mlp_bias),
-        )
+        attention, mlp = (_gemma2_block if m.family is Family.GEMMA2 else _llama_block)(m, f"layers.{i}")
         chain.append(Sublayer(f"block {i} attn", SublayerKind.ATTENTION, i, attention))
         chain.append(Sublayer(f"block {i} mlp", SublayerKind.MLP, i, mlp))
     output = token if m.tied else NamedShape("lm_head.weight", (m.vocab, m.hidden))
     chain.append(Sublayer("head", SublayerKind.HEAD, None, (NamedShape("norm.weight", (m.hidden,)), output)))
     return tuple(chain)
+
+
+_Branches = tuple[tuple[NamedShape, ...], tuple[NamedShape, ...]]
+
+
+def _llama_block(m: ModelShape, block: str) -> _Branches:
+    """A norm before each branch; Mixtral's second branch has a router and experts."""
+    second = _experts if m.family is Family.MIXTRAL else _gated
+    return (
+        (NamedShape(f"{block}.input_layernorm.weight", (m.hidden,)), *_projections(m, block)),
+        (NamedShape(f"{block}.post_attention_layernorm.weight", (m.hidden,)), *second(m, block)),
+    )
+
+
+def _gemma2_block(m: ModelShape, block: str) -> _Branches:
+    """Two norms a branch, before and after. What Llama calls post_attention_layernorm comes before the MLP; here it
+    ends the attention's branch, as its name says."""
+
+    def norm(name: str) -> NamedShape:
+        return NamedShape(f"{block}.{name}_layernorm.weight", (m.hidden,))
+
+    return (
+        (norm("input"), *_projections(m, block), norm("post_attention")),
+        (norm("pre_feedforward"), *_gated(m, block), norm("post_feedforward")),
+    )
+
+
+def _projections(m: ModelShape, block: str) -> tuple[NamedShape, ...]:
+    num_query, num_kv = m.heads * m.head_dim, m.kv_heads * m.head_dim
+    return (
+        *_linear(f"{block}.self_attn.q_proj", num_query, m.hidden, m.has_qkv_bias),
+        *_linear(f"{block}.self_attn.k_proj", num_kv, m.hidden, m.has_qkv_bias),
+        *_linear(f"{block}.self_attn.v_proj", num_kv, m.hidden, m.has_qkv_bias),
+        *_linear(f"{block}.self_attn.o_proj", m.hidden, num_query, m.attention_bias),
+    )
+
+
+def _gated(m: ModelShape, block: str) -> tuple[NamedShape, ...]:
+    return (
+        *_linear(f"{block}.mlp.gate_proj", m.ffn, m.hidden, m.mlp_bias),
+        *_linear(f"{block}.mlp.up_proj", m.ffn, m.hidden, m.mlp_bias),
+        *_linear(f"{block}.mlp.down_proj", m.hidden, m.ffn, m.mlp_bias),
+    )
+
+
+def _experts(m: ModelShape, block: str) -> tuple[NamedShape, ...]:
+    """The router, then of each expert the gate w1, the output w2 and the input w3: the names' order, not the use's."""
+    moe = f"{block}.block_sparse_moe"
+    shapes = [*_linear(f"{moe}.gate", m.experts, m.hidden, False)]
+    for expert in range(m.experts):
+        for name, num_out, num_in in (("w1", m.ffn, m.hidden), ("w2", m.hidden, m.ffn), ("w3", m.ffn, m.hidden)):
+            shapes += _linear(f"{moe}.experts.{expert}.{name}", num_out, num_in, False)
+    return tuple(shapes)
 
 
 def bare(num_params: int) -> ModelShape:
@@ -198,8 +307,10 @@ def bare(num_params: int) -> ModelShape:
     return ModelShape(name=f"{num_params:,} parameter{plural}", family=Family.BARE, bare_num_params=num_params)
 
 
-def _gpt2(name: str, hidden: int, layers: int, heads: int, **changes: int) -> ModelShape:
-    sizes = {"vocab": 50257, "ffn": 4 * hidden, "positions": 1024, **changes}
+def _gpt2(
+    name: str, hidden: int, layers: int, heads: int, *, vocab: int = 50257, ffn: int = 0, positions: int = 1024
+) -> ModelShape:
+    """ffn: 4 hidden if it is not given."""
     return ModelShape(
         name=name,
         family=Family.GPT2,
@@ -208,10 +319,12 @@ def _gpt2(name: str, hidden: int, layers: int, heads: int, **changes: int) -> Mo
         heads=heads,
         kv_heads=heads,
         head_dim=hidden // heads,
+        vocab=vocab,
+        ffn=ffn or 4 * hidden,
+        positions=positions,
         tied=True,
         attention_bias=True,
         mlp_bias=True,
-        **sizes,
     )
 
 
@@ -258,5 +371,22 @@ PRESETS: dict[str, ModelShape] = {
         _llama("llama3-70b", 128256, 8192, 80, 64, 8, 28672, 8192),
         replace(_llama("llama3.2-1b", 128256, 2048, 16, 32, 8, 8192, 131072), tied=True, rope_theta=500000.0),
         _llama("mistral-7b-v0.1", 32000, 4096, 32, 32, 8, 14336, 32768),
+        replace(
+            _llama("qwen2-7b", 152064, 3584, 28, 28, 4, 18944, 131072), qkv_bias=True, epsilon=1e-6, rope_theta=1e6
+        ),
+        replace(
+            _llama("gemma2-9b", 256000, 3584, 42, 16, 8, 14336, 8192, head_dim=256),
+            family=Family.GEMMA2,
+            tied=True,
+            caps_logits=True,
+            epsilon=1e-6,
+        ),
+        replace(
+            _llama("mixtral-8x7b", 32000, 4096, 32, 32, 8, 14336, 32768),
+            family=Family.MIXTRAL,
+            experts=8,
+            experts_per_token=2,
+            rope_theta=1e6,
+        ),
     )
 }

@@ -295,7 +295,7 @@ def input_form(model: ModelShape, recipe: Recipe) -> Form:
     """`zeroviz.predict.input_nbytes` as coefficients of n, seq and 1."""
     if model.family is Family.BARE:
         return (0, 0, 0)
-    tables = 2 * (model.head_dim // 2) * recipe.compute.itemsize if model.family is Family.LLAMA else 0
+    tables = 2 * (model.head_dim // 2) * recipe.compute.itemsize if model.family.is_rotary else 0
     return (2 * NBYTES_PER_TOKEN_ID, tables, 0)
 
 

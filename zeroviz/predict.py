@@ -50,7 +50,7 @@ def predict(spec: RunSpec) -> Trace:
 
     Our own ranks differ in padding only, so they share one list of events.
     """
-    notes = (BARE_NOTE,) if spec.model.family is Family.BARE else ()
+    notes = (BARE_NOTE,) if spec.model.family is Family.BARE else activations.formula_notes(spec.model)
     if spec.impl is not Implementation.OWN:
         return Trace(Origin.PREDICTED, spec, PREDICTED[spec.impl](spec), notes=notes)
     walk = _Walk(spec, plan_for(spec))

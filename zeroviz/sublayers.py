@@ -1,12 +1,18 @@
-"""The sublayers of `cluster.model` as sequences of kernels: what each forward makes, what each backward undoes."""
+"""Sublayers as sequences of kernels: what each forward makes, what each backward undoes.
+
+Those of GPT-2 and Llama are `cluster.model`'s; Gemma-2's and Mixtral's are counted only (`zeroviz.sublayers_counted`).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
 
-from zeroviz import kernels
+from zeroviz import kernels, norms
+from zeroviz import sublayers_counted as counted
+from zeroviz import sublayers_llama as llama
 from zeroviz.category import Category
 from zeroviz.events import Changes
 from zeroviz.kernels import linear_backward
@@ -90,33 +96,17 @@ def release(sizes: Sizes, first: SublayerKind, last: SublayerKind) -> Changes:
     return Changes([given] if first is SublayerKind.EMBED else [(Category.ACTIVATION, -row), given])
 
 
-def _output(tape: Tape, s: Sizes, place: Place) -> None:
-    """y, kept if it crosses the segment's border or the next norm keeps its input."""
-    keeps = place.last or (tape.keeps and kernels.norm_saves_input(s))
-    if place.dropped:
-        keeps = False
-    tape.alloc("y", s.rows(s.model.hidden), Category.ACTIVATION if keeps else Category.TEMPORARY)
-
-
-def _branch_output(tape: Tape, s: Sizes, place: Place, projected: str, *held: str) -> None:
-    """The projection of `projected` that ends a branch, and y = x + that. held: what the code still holds till then."""
-    tape.make("branch", s.rows(s.model.hidden))
-    tape.let_go(projected)
-    _output(tape, s, place)
-    tape.let_go(*held)
-    tape.free("branch")
-
-
 def _embedding_numel(s: Sizes) -> int:
     return s.model.vocab * s.model.hidden
 
 
 def _embed(tape: Tape, s: Sizes, place: Place) -> None:
-    if s.model.family is Family.LLAMA:
-        _output(tape, s, place)
+    """GPT-2 adds positions to the tokens' rows, and Gemma-2 multiplies them by sqrt(hidden)."""
+    if s.model.family not in (Family.GPT2, Family.GEMMA2):
+        kernels.output(tape, s, place)
         return
     tape.make("token rows", s.rows(s.model.hidden))
-    _output(tape, s, place)
+    kernels.output(tape, s, place)
     tape.free("token rows")
 
 
@@ -164,11 +154,11 @@ def _tokens_backward(tape: Tape, s: Sizes, place: Place) -> None:
 
 
 def _gpt2_attention(tape: Tape, s: Sizes, place: Place) -> None:
-    kernels.norm(tape, s)
+    norms.norm(tape, s)
     tape.save("qkv", s.rows(3 * s.model.hidden))
     tape.let_go("h")
     kernels.attention(tape, s)
-    _branch_output(tape, s, place, "mixed", "qkv")
+    kernels.branch_output(tape, s, place, "mixed", "qkv")
 
 
 def _gpt2_attention_backward(tape: Tape, s: Sizes, place: Place) -> None:
@@ -178,16 +168,16 @@ def _gpt2_attention_backward(tape: Tape, s: Sizes, place: Place) -> None:
     tape.make("dqkv", s.rows(3 * hidden))
     tape.free("dq", "dk", "dv")
     linear_backward(tape, s, 1, hidden, 3 * hidden, bias, "dh", dy="dqkv", x="h")
-    kernels.norm_backward(tape, s, place)
+    norms.norm_backward(tape, s, place)
 
 
 def _gpt2_mlp(tape: Tape, s: Sizes, place: Place) -> None:
-    kernels.norm(tape, s)
+    norms.norm(tape, s)
     tape.save("up", s.rows(s.model.ffn))
     tape.let_go("h")
     tape.save("gelu", s.rows(s.model.ffn))
     tape.let_go("up")
-    _branch_output(tape, s, place, "gelu")
+    kernels.branch_output(tape, s, place, "gelu")
 
 
 def _gpt2_mlp_backward(tape: Tape, s: Sizes, place: Place) -> None:
@@ -196,61 +186,14 @@ def _gpt2_mlp_backward(tape: Tape, s: Sizes, place: Place) -> None:
     tape.make("dup", s.rows(ffn))
     tape.free("dgelu", "up")
     linear_backward(tape, s, 1, hidden, ffn, bias, "dh", dy="dup", x="h")
-    kernels.norm_backward(tape, s, place)
-
-
-def _llama_attention(tape: Tape, s: Sizes, place: Place) -> None:
-    num_query, num_kv = s.model.heads * s.model.head_dim, s.model.kv_heads * s.model.head_dim
-    kernels.norm(tape, s)
-    for key, width in (("q", num_query), ("k", num_kv)):
-        tape.make(key, s.rows(width))
-        kernels.rotate(tape, s, key, width)
-    tape.save("v", s.rows(num_kv))
-    kernels.attention(tape, s)
-    _branch_output(tape, s, place, "mixed", "h", "q", "k", "v")
-
-
-def _llama_attention_backward(tape: Tape, s: Sizes, place: Place) -> None:
-    """h was used three times: value, key and query add up their gradients, and the last of them lets h go."""
-    hidden, bias = s.model.hidden, s.model.attention_bias
-    num_query, num_kv = s.model.heads * s.model.head_dim, s.model.kv_heads * s.model.head_dim
-    linear_backward(tape, s, 4, num_query, hidden, bias, "dmixed")
-    kernels.attention_backward(tape, s, ("q", "k", "v"))
-    linear_backward(tape, s, 3, hidden, num_kv, bias, "dh", dy="dv")
-    kernels.rotate_backward(tape, s, "dk", num_kv)
-    linear_backward(tape, s, 2, hidden, num_kv, bias, "dh", dy="dk")
-    kernels.rotate_backward(tape, s, "dq", num_query)
-    linear_backward(tape, s, 1, hidden, num_query, bias, "dh", dy="dq", x="h")
-    kernels.norm_backward(tape, s, place)
-
-
-def _llama_mlp(tape: Tape, s: Sizes, place: Place) -> None:
-    kernels.norm(tape, s)
-    tape.save("gate", s.rows(s.model.ffn))
-    tape.save("silu", s.rows(s.model.ffn))
-    tape.let_go("gate")
-    tape.save("up", s.rows(s.model.ffn))
-    tape.save("product", s.rows(s.model.ffn))
-    tape.let_go("silu", "up")
-    _branch_output(tape, s, place, "product", "h")
-
-
-def _llama_mlp_backward(tape: Tape, s: Sizes, place: Place) -> None:
-    hidden, ffn, bias = s.model.hidden, s.model.ffn, s.model.mlp_bias
-    linear_backward(tape, s, 3, ffn, hidden, bias, "dproduct", x="product")
-    tape.make("dup", s.rows(ffn))
-    tape.make("dsilu", s.rows(ffn))
-    tape.free("dproduct", "up", "silu")
-    linear_backward(tape, s, 2, hidden, ffn, bias, "dh", dy="dup")
-    tape.make("dgate", s.rows(ffn))
-    tape.free("dsilu", "gate")
-    linear_backward(tape, s, 1, hidden, ffn, bias, "dh", dy="dgate", x="h")
-    kernels.norm_backward(tape, s, place)
+    norms.norm_backward(tape, s, place)
 
 
 def _head(tape: Tape, s: Sizes, place: Place) -> None:
-    kernels.norm(tape, s)
+    norms.norm(tape, s)
     tape.make("logits", s.rows(s.model.vocab))
+    if s.model.caps_logits:
+        counted.cap(tape, s)
     kernels.cross_entropy(tape, s)
 
 
@@ -259,28 +202,47 @@ def _head_backward(tape: Tape, s: Sizes, place: Place) -> None:
         tape.make("seed", FP32_NBYTES)  # the gradient of the loss by itself: one
         tape.free("y")
     kernels.cross_entropy_backward(tape, s)
+    if s.model.caps_logits:
+        counted.cap_backward(tape, s)
     keep = "tied grad" if _sums_tied(s, place) else ""
     linear_backward(tape, s, 1, s.model.hidden, s.model.vocab, False, "dh", dy="dlogits", x="h", keep=keep)
-    kernels.norm_backward(tape, s, place)
+    norms.norm_backward(tape, s, place)
 
 
-_FORWARD = {
+_Pass = Callable[[Tape, Sizes, Place], None]
+_FORWARD: Mapping[tuple[Family, SublayerKind], _Pass] = {
     (Family.GPT2, SublayerKind.EMBED): _embed,
     (Family.GPT2, SublayerKind.ATTENTION): _gpt2_attention,
     (Family.GPT2, SublayerKind.MLP): _gpt2_mlp,
     (Family.GPT2, SublayerKind.HEAD): _head,
     (Family.LLAMA, SublayerKind.EMBED): _embed,
-    (Family.LLAMA, SublayerKind.ATTENTION): _llama_attention,
-    (Family.LLAMA, SublayerKind.MLP): _llama_mlp,
+    (Family.LLAMA, SublayerKind.ATTENTION): llama.attention,
+    (Family.LLAMA, SublayerKind.MLP): llama.mlp,
     (Family.LLAMA, SublayerKind.HEAD): _head,
+    (Family.GEMMA2, SublayerKind.EMBED): _embed,
+    (Family.GEMMA2, SublayerKind.ATTENTION): counted.gemma2_attention,
+    (Family.GEMMA2, SublayerKind.MLP): counted.gemma2_mlp,
+    (Family.GEMMA2, SublayerKind.HEAD): _head,
+    (Family.MIXTRAL, SublayerKind.EMBED): _embed,
+    (Family.MIXTRAL, SublayerKind.ATTENTION): llama.attention,
+    (Family.MIXTRAL, SublayerKind.MLP): counted.experts,
+    (Family.MIXTRAL, SublayerKind.HEAD): _head,
 }
-_BACKWARD = {
+_BACKWARD: Mapping[tuple[Family, SublayerKind], _Pass] = {
     (Family.GPT2, SublayerKind.EMBED): _embed_backward,
     (Family.GPT2, SublayerKind.ATTENTION): _gpt2_attention_backward,
     (Family.GPT2, SublayerKind.MLP): _gpt2_mlp_backward,
     (Family.GPT2, SublayerKind.HEAD): _head_backward,
     (Family.LLAMA, SublayerKind.EMBED): _embed_backward,
-    (Family.LLAMA, SublayerKind.ATTENTION): _llama_attention_backward,
-    (Family.LLAMA, SublayerKind.MLP): _llama_mlp_backward,
+    (Family.LLAMA, SublayerKind.ATTENTION): llama.attention_backward,
+    (Family.LLAMA, SublayerKind.MLP): llama.mlp_backward,
     (Family.LLAMA, SublayerKind.HEAD): _head_backward,
+    (Family.GEMMA2, SublayerKind.EMBED): counted.gemma2_embed_backward,
+    (Family.GEMMA2, SublayerKind.ATTENTION): counted.gemma2_attention_backward,
+    (Family.GEMMA2, SublayerKind.MLP): counted.gemma2_mlp_backward,
+    (Family.GEMMA2, SublayerKind.HEAD): _head_backward,
+    (Family.MIXTRAL, SublayerKind.EMBED): _embed_backward,
+    (Family.MIXTRAL, SublayerKind.ATTENTION): llama.attention_backward,
+    (Family.MIXTRAL, SublayerKind.MLP): counted.experts_backward,
+    (Family.MIXTRAL, SublayerKind.HEAD): _head_backward,
 }

@@ -8,6 +8,7 @@ from decimal import Decimal
 from textwrap import wrap
 from typing import Any
 
+from zeroviz.activations import formula_notes
 from zeroviz.budget import MAX_COUNT, MAX_RANKS, Answer, Row
 from zeroviz.capacities import RESERVE_COVERS, Capacity
 from zeroviz.columns import WIDTH, entry
@@ -50,7 +51,7 @@ def render_budget(rows: Sequence[Row], capacity: Capacity, reserve_nbytes: int, 
             WIDTH,
         ),
     ]
-    notes = [BARE_NOTE] if spec.model.family is Family.BARE else [CPU_NOTE]
+    notes = _notes(spec)
     if is_seq_default and spec.model.family is not Family.BARE:
         longest = spec.model.positions
         notes.append(f"seq {spec.seq:,} is the default; --seq {longest} is the full length of {spec.model.name}.")
@@ -95,8 +96,12 @@ def budget_report(rows: Sequence[Row], capacity: Capacity, reserve_nbytes: int) 
             }
             for row in rows
         ],
-        "notes": [BARE_NOTE if spec.model.family is Family.BARE else CPU_NOTE],
+        "notes": _notes(spec),
     }
+
+
+def _notes(spec: RunSpec) -> list[str]:
+    return [BARE_NOTE] if spec.model.family is Family.BARE else [CPU_NOTE, *formula_notes(spec.model)]
 
 
 def _answer_report(answer: Answer | None) -> dict[str, Any] | None:

@@ -43,6 +43,7 @@ MODELS = {
     "gpt2-full-table": replace(TINY, positions=7),  # every position is used
     "llama-tied": replace(LLAMA, tied=True),
     "llama-bias": replace(LLAMA, attention_bias=True, mlp_bias=True),
+    "qwen2": replace(LLAMA, heads=4, kv_heads=2, head_dim=14, qkv_bias=True, tied=True),
     "llama-no-groups": replace(LLAMA, heads=2, kv_heads=2, head_dim=6),
     "llama-groups": replace(LLAMA, heads=4, kv_heads=2, head_dim=14, attention_bias=True),
 }

@@ -20,7 +20,7 @@ RUNNABLE = ["tiny", "tiny-llama"]
 RECIPES = [Precision.FP32, Precision.BF16]
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", [name for name, model in PRESETS.items() if model.family.runs])
 def test_modules_have_the_named_shapes_and_no_storage(name: str) -> None:
     model = preset(name)
     for sublayer in model.sublayers[:3] + model.sublayers[-1:]:
@@ -34,6 +34,14 @@ def test_modules_have_the_named_shapes_and_no_storage(name: str) -> None:
         assert sum(1 for _ in module.parameters()) == len(sublayer.params)
 
 
+@pytest.mark.parametrize("name", [name for name, model in PRESETS.items() if not model.family.runs])
+def test_a_family_without_layers_is_not_built_as_another(name: str) -> None:
+    model = preset(name)
+    for sublayer in model.sublayers[:3] + model.sublayers[-1:]:
+        with pytest.raises(ValueError, match="its layers are not built here"):
+            build_sublayer(sublayer, model)
+
+
 def test_a_70b_model_is_built_without_its_memory() -> None:
     model = preset("llama3-70b")
     start = time.perf_counter()
@@ -42,9 +50,10 @@ def test_a_70b_model_is_built_without_its_memory() -> None:
     assert sum(parameter.numel() for module in modules for parameter in module.parameters()) == model.num_params
 
 
-@pytest.mark.parametrize("name", [*RUNNABLE, "llama-tied"])
+@pytest.mark.parametrize("name", [*RUNNABLE, "llama-tied", "qwen2"])
 def test_reference_has_our_names_in_our_order(name: str) -> None:
-    model = replace(preset("tiny-llama"), tied=True) if name == "llama-tied" else preset(name)
+    relatives = {"llama-tied": {"tied": True}, "qwen2": {"qkv_bias": True}}
+    model = replace(preset("tiny-llama"), **relatives[name]) if name in relatives else preset(name)
     found = [(key, tuple(parameter.shape)) for key, parameter in Reference(model).named_parameters()]
     assert found == [(shape.name, shape.shape) for shape in model.params]
 

@@ -254,10 +254,13 @@ def test_jumping_over_repeats_changes_nothing(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_few_moments_can_be_the_peak() -> None:
-    """Out of the 16,246 events of llama3-70b in blocks, at most 30; and no more than that for any other."""
+    """Out of the 16,246 events of llama3-70b in blocks, at most 30, and no more for any other that runs.
+
+    Gemma-2's norms make vectors of hidden elements besides, whatever the batch, and so have more that stand apart.
+    """
     for model, (strategy, precision), unit in itertools.product(PRESETS.values(), pairs(), ("model", "block", "layer")):
         spec = RunSpec(model=model, precision=precision, unit=UnitPolicy.parse(unit), **settings_of(strategy, 2))
-        assert 1 <= len(moments_of(spec).candidates) <= 30
+        assert 1 <= len(moments_of(spec).candidates) <= (30 if model.family.runs else 40)
     events = predict(RunSpec(model=PRESETS["llama3-70b"])).ranks[0].events
     assert sum(event.category.on_device for event in events) == 16_246
 
