@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os.path
+import sys
 from enum import Enum
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
+from zeroviz.columns import WIDTH
 from zeroviz.errors import SpecError
-from zeroviz.hf_config import read_config
+from zeroviz.hf_config import read_config_notes
 from zeroviz.models import PRESETS, Family, ModelShape, bare
 from zeroviz.quantity import parse_count
 from zeroviz.settings import SETTINGS, Settings
@@ -162,7 +165,10 @@ def _model(args: argparse.Namespace) -> ModelShape:
         return bare(parse_count(args.params, "--params"))
     name: str = DEFAULT_MODEL if args.model is None else args.model
     if name not in PRESETS and ("/" in name or name.endswith(".json") or os.path.exists(name)):
-        return read_config(Path(name))
+        model, notes = read_config_notes(Path(name))
+        for note in notes:
+            print("\n".join(wrap(f"Note: {note}", WIDTH)), file=sys.stderr)
+        return model
     return preset(name)
 
 

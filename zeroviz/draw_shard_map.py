@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby, pairwise
 from math import ceil, floor
 from pathlib import Path
+from typing import Any
 
 from zeroviz.combs import Axis, Tooth, comb, teeth_of
 from zeroviz.paper import CLEAR, Paper, Shape, text_width
@@ -56,6 +57,18 @@ def shard_map_svg(shard_map: ShardMap) -> str:
 def save_shard_map(shard_map: ShardMap, path: Path) -> None:
     """Write the picture as .svg, .png or .pdf."""
     paper_of(shard_map).save(path, NAME, shard_map.sentence)
+
+
+def placed_map(shard_map: ShardMap) -> dict[str, Any]:
+    """The picture, and where units lie in its first panel, for marks that move over it without being asked for: the
+    svg, and `columns` as (x, width, upper edge, height) by the unit's name. Points, as in the svg's viewBox."""
+    sheet = _Sheet(shard_map)
+    top, bottom = sheet.first_panel
+    columns = {
+        column.name: (round(x, 1), round(end - x, 1), top - LINE_OVER, bottom - top + 2 * LINE_OVER)
+        for column, (x, end) in zip(shard_map.columns, sheet.edges, strict=True)
+    }
+    return {"svg": sheet.paper.svg(NAME, shard_map.sentence), "columns": columns}
 
 
 class _Sheet:
@@ -132,6 +145,7 @@ class _Sheet:
         lanes = [(x, top + at + down) for at in tops for x, down in self._corners(height)]
         paper.add(Shape(lanes, TRACK))
         if is_first:
+            self.first_panel = top, bottom
             self._unit_columns(top, bottom)
         if not panel.is_whole:
             self._unit_lines(top, bottom)

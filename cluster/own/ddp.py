@@ -70,12 +70,16 @@ class DDPUnit:
             else None
         )
         self.parameters = dict(self._make_parameters())
+        padding = self.grad.tensor[unit.numel :]  # a view, which can only be made while there is memory
         self._fill_with_initial_values()
         if not self.params_held:
             self.param.release()
         if self.grad_comes_and_goes:
             self.grad.release()
         self.slices = list(self._make_slices())
+        self._padding_grad = padding
+        self._written: set[int] = set()
+        self._unwritten: set[int] = set()
         self._pending: Handle | None = None
         self._handed: torch.Tensor | None = None
 
@@ -104,14 +108,23 @@ class DDPUnit:
         """Free the gradient of the step before."""
         self.grad.release()
 
-    def begin_grad(self) -> None:
-        """Backward is about to add the unit's first gradient: allocate the full buffer and zero it, if it is gone."""
+    def begin_grad(self, weight: torch.Tensor) -> bool:
+        """Backward is about to add to the gradient of `weight`: allocate the full buffer, if it is gone.
+
+        Whether nothing is there to be added to: then the gradient is written, and only what layers do not write by
+        themselves is zeroed. See `cluster.own.layers`.
+        """
         if not self.grad.is_held:
             self.grad.allocate()
-            self.grad.tensor.zero_()
+            added = [p.grad for p in self.parameters.values() if p.grad is not None and id(p) not in self._written]
+            torch._foreach_zero_([*added, self._padding_grad])
+            self._unwritten = set(self._written)
+        is_first = id(weight) in self._unwritten
+        self._unwritten.discard(id(weight))
+        return is_first
 
     def zero_grad(self) -> None:
-        """The same for a buffer that stays."""
+        """Zero a buffer that stays."""
         self.grad.tensor.zero_()
 
     def reduce_grad(self) -> None:
@@ -165,10 +178,12 @@ class DDPUnit:
     def install(self, modules: list[SublayerModule]) -> None:
         """Make the modules compute with this unit's parameters."""
         for module in modules:
-            for name, (owner, _) in module.slots.items():
+            for name, (owner, slot) in module.slots.items():
                 module.install(name, self.parameters[name])
                 if isinstance(owner, AddingLayer):
                     owner.begin_grad = self.begin_grad
+                    if slot == "weight" and self.param_dtype is self.grad_dtype:  # a cast adds as it always did
+                        self._written.add(id(self.parameters[name]))
 
     def held_tensors(self) -> Iterator[tuple[torch.Tensor, Category]]:
         """Everything this unit holds between steps but the moments, each with its category; views of one storage may

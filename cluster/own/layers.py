@@ -2,8 +2,9 @@
 
 autograd makes a parameter's gradient as a tensor of its own and then adds it to the view that is there: for a moment
 twice the weight's bytes, which for the head of a large vocabulary is the peak of the step, and one more pass over
-memory. Here the matrix product itself adds to the view, as with Megatron's `gradient_accumulation_fusion`. Vectors
-(norms, biases) and learned positions go autograd's way.
+memory. Here the matrix product itself adds to the view, as with Megatron's `gradient_accumulation_fusion`; the first
+one of a step writes it, which spares the zeros and their reading. Vectors (norms, biases) and learned positions go
+autograd's way.
 """
 
 from __future__ import annotations
@@ -21,21 +22,27 @@ from cluster.model import Layers
 NO_PADDING = -1  # every token has a row of its own
 
 
-def _is_there() -> None:
-    """Nothing: for a buffer that has its memory already."""
+BeginGrad = Callable[[Tensor], bool]
+"""Called with a weight before anything is added to its gradient; whether there is nothing yet to add to, which it says
+only where weight and gradient have one dtype."""
+
+
+def _is_there(weight: Tensor) -> bool:
+    """Of a buffer that has its memory already, and zeros or a sum in it."""
+    return False
 
 
 class AddingLayer(nn.Module):
-    """A layer whose weight's gradient is a view of a buffer. begin_grad: called before anything is added to it."""
+    """A layer whose weight's gradient is a view of a buffer."""
 
-    begin_grad: Callable[[], None] = staticmethod(_is_there)
+    begin_grad: BeginGrad = staticmethod(_is_there)
 
 
 class _Linear(torch.autograd.Function):
     """x (..., num_in), weight (num_out, num_in), bias (num_out,) or None -> (..., num_out)."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, begin_grad: Callable[[], None]) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, begin_grad: BeginGrad) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.begin_grad = begin_grad
         return F.linear(x, weight, bias)
@@ -43,16 +50,18 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, Tensor | None, None]:
-        ctx.begin_grad()
         x, weight = ctx.saved_tensors
+        is_first = ctx.begin_grad(weight)
         rows = dy.flatten(0, -2)
-        _add_product(weight.grad, rows.t(), x.flatten(0, -2))
+        _add_product(weight.grad, rows.t(), x.flatten(0, -2), is_first=is_first)
         return dy @ weight, None, rows.sum(0) if ctx.needs_input_grad[2] else None, None
 
 
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """total += left @ right, in one kernel where the dtypes are one."""
-    if total.dtype is left.dtype:
+def _add_product(total: Tensor, left: Tensor, right: Tensor, *, is_first: bool) -> None:
+    """total += left @ right, in one kernel where the dtypes are one; is_first: total = left @ right."""
+    if is_first:
+        torch.mm(left, right, out=total)
+    elif total.dtype is left.dtype:
         total.addmm_(left, right)
     else:
         total.add_(left @ right)
@@ -66,7 +75,7 @@ class _Embedding(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, tokens: Tensor, weight: Tensor, begin_grad: Callable[[], None]) -> Tensor:
+    def forward(ctx: Any, tokens: Tensor, weight: Tensor, begin_grad: BeginGrad) -> Tensor:
         ctx.save_for_backward(tokens, weight)
         ctx.begin_grad = begin_grad
         return F.embedding(tokens, weight)
@@ -74,9 +83,10 @@ class _Embedding(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[None, None, None]:
-        ctx.begin_grad()
         tokens, weight = ctx.saved_tensors
-        weight.grad.add_(torch.ops.aten.embedding_dense_backward(dy, tokens, len(weight), NO_PADDING, False))
+        is_first = ctx.begin_grad(weight)
+        grad = torch.ops.aten.embedding_dense_backward(dy, tokens, len(weight), NO_PADDING, False)
+        weight.grad.copy_(grad) if is_first else weight.grad.add_(grad)
         return None, None, None
 
 

@@ -227,7 +227,7 @@ class Stage {
     if (!layer || !columns) return;
     layer.line ??= mark("path", layer, { class: "zeroviz-gathered-line" });
     const path = this.frames.gathered[now]
-      .map((unit) => columns[unit])
+      .map((unit) => columns[this.frames.units[unit]])
       .filter(Boolean)
       .map(([x, width, y, height]) => `M${x} ${y}h${width}v${height}h${-width}Z`)
       .join("");

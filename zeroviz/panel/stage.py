@@ -13,10 +13,12 @@ import anywidget
 import traitlets
 
 from zeroviz.draw import placed
+from zeroviz.draw_shard_map import placed_map
 from zeroviz.draw_timeline import placed_timeline
 from zeroviz.errors import ZerovizError
 from zeroviz.film import Film, build_film
 from zeroviz.scene import Scene
+from zeroviz.shard_map import build_shard_map
 from zeroviz.state import Explorer
 from zeroviz.style import label_of
 
@@ -47,6 +49,8 @@ class Stage(anywidget.AnyWidget):
         """Send `scene`, which is the state's, and what else it shows now; what is closed is not drawn."""
         with self._state.lock, self.hold_sync():
             self.bars = placed(scene)
+            if self.is_open["map"]:
+                self.map = placed_map(build_shard_map(self._state.spec))
             if self.is_open["timeline"]:
                 self._draw_film()
             self.version += 1
