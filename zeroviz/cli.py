@@ -16,12 +16,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import NoReturn
 
 from zeroviz.cli_bench import add_bench_options, answer_bench
 from zeroviz.cli_budget import add_budget_options
 from zeroviz.cli_compare import add_compare_options, answer_compare
+from zeroviz.cli_explore import answer_explore
 from zeroviz.cli_export import add_export_options, answer_export
 from zeroviz.cli_files import check_outputs, save_outputs
 from zeroviz.cli_spec import add_spec_options, spec_from_args
@@ -32,8 +32,6 @@ from zeroviz.spec import RunSpec
 EXIT_FAILED = 1
 EXIT_WRONG = 2
 EXIT_INTERRUPTED = 130
-
-EXPLORER = Path("notebooks") / "explorer.ipynb"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -92,7 +90,7 @@ def _dispatch(argv: list[str]) -> int:
     if args.command is None:
         raise SpecError(f"No command was given; allowed are {', '.join(commands)}. Try `zeroviz predict --ranks 4`.")
     if args.command == "explore":
-        return _explore(unknown)
+        return answer_explore(unknown, as_app=args.app)
     if unknown:
         known = re.findall(r"--[\w-]+", commands[args.command].format_usage())
         raise SpecError(
@@ -123,7 +121,8 @@ def _build_parser() -> tuple[_Parser, dict[str, argparse.ArgumentParser]]:
     compare = command("compare", answer_compare, "two to four side by side: implementations, strategies, or files")
     bench = command("bench", answer_bench, "our own step beside other implementations', in turn, as ratios")
     doctor = command("doctor", _doctor, "check devices, collectives and leftovers on this machine")
-    command("explore", lambda args: _explore([]), "open the explorer in JupyterLab; further words go to JupyterLab")
+    explore = command("explore", lambda args: 0, "open the explorer in JupyterLab; further words go to the server")
+    explore.add_argument("--app", action="store_true", help="as a page of its own, through Voila, without a notebook")
     export = command("export", answer_export, "a prediction or a trace file as CSV, Markdown, Chrome trace or Python")
     for sub in (predict, run, rehearse):
         add_spec_options(sub)
@@ -215,25 +214,6 @@ def _doctor(args: argparse.Namespace) -> int:
     from zeroviz.cli_run import examine
 
     return examine(as_json=args.json)
-
-
-def _explore(jupyter_args: list[str]) -> int:
-    """Become JupyterLab, so that its Ctrl-C and its exit code are its own."""
-    checkout = Path(__file__).resolve().parent.parent
-    notebook = checkout / EXPLORER
-    if not notebook.is_file():
-        raise SpecError(f"{notebook} does not exist; `zeroviz explore` needs a checkout installed with pip install -e.")
-    # As the default address and not as a file to open: without a browser of its own, Lab then prints the notebook's.
-    address = f"/lab/tree/{EXPLORER.as_posix()}"
-    places = [f"--ServerApp.root_dir={checkout}", f"--LabApp.default_url={address}"]
-    command = [sys.executable, "-m", "jupyterlab", *places, *jupyter_args]
-    if os.geteuid() == 0 and "--allow-root" not in jupyter_args:
-        # In a container everybody is root, and Jupyter would refuse; it still listens on this machine only.
-        print("zeroviz: you are root, so JupyterLab is started with --allow-root.", file=sys.stderr)
-        command.append("--allow-root")
-    os.chdir(checkout)
-    sys.stderr.flush()
-    os.execv(sys.executable, command)
 
 
 if __name__ == "__main__":

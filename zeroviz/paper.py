@@ -169,18 +169,21 @@ class Paper:
             return figure
 
     def save(self, path: Path, name: str, sentence: str) -> None:
-        """Write a file as .svg, .png or .pdf. The same picture gives the same bytes: no dates, no random ids."""
+        """Write a file as .svg, .png or .pdf."""
         kind = path.suffix.lower().lstrip(".")
         if kind not in FILE_FORMATS:
             raise ZerovizError(f"{path.name} ends in {path.suffix!r}; a picture can be saved as .svg, .png or .pdf.")
+        path.write_bytes(self.file(kind, name, sentence))
+
+    def file(self, kind: str, name: str, sentence: str) -> bytes:
+        """A file of one of FILE_FORMATS. The same picture gives the same bytes: no dates, no random ids."""
         if kind == "svg":
-            path.write_text('<?xml version="1.0" encoding="utf-8"?>\n' + self.svg(name, sentence), encoding="utf-8")
-            return
+            return ('<?xml version="1.0" encoding="utf-8"?>\n' + self.svg(name, sentence)).encode()
         buffer = io.BytesIO()
         with matplotlib.rc_context(RC):
             undated = {"CreationDate": None} if kind == "pdf" else {}
             self.figure().savefig(buffer, format=kind, dpi=200, metadata=undated)
-        path.write_bytes(buffer.getvalue())
+        return buffer.getvalue()
 
 
 @lru_cache(maxsize=8192)

@@ -12,7 +12,7 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
@@ -41,6 +41,8 @@ from zeroviz.wording import title
 
 MAX_RUNS_KEPT = 8
 MAX_TIMES_LONGER = 8  # an axis beyond this many times the longest bar leaves its parts too narrow to be told apart
+MAX_UNDONE = 100
+"""Changes that can be undone, the newest."""
 STOPPED = "stopped; no engines are running"
 _BUSY = (RunState.STARTING, RunState.RUNNING)
 _log = logging.getLogger(__name__)
@@ -115,7 +117,9 @@ class Explorer(HasTraits):
         self._unfinished: set[RunSpec] = set()
         self._last_news = ""
         self._tasks: set[Future[None]] = set()
+        self._before: list[dict[str, Any]] = []  # the toggles of earlier states
         super().__init__(model=PRESETS["tiny"])
+        self.opening = self.toggles
         self.predicted = predict(spec_of(self.toggles))
 
     # ---- the toggles ----
@@ -135,6 +139,9 @@ class Explorer(HasTraits):
 
         Toggles that no longer apply, or no longer fit, follow, and `notice` says so.
         """
+        return self._go_to(toggles, remembers=True)
+
+    def _go_to(self, toggles: Mapping[str, Any], *, remembers: bool) -> bool:
         with self.lock:
             wanted = {**self.toggles, **toggles}
             notes = settle(wanted, given=toggles)
@@ -143,6 +150,8 @@ class Explorer(HasTraits):
             except SpecError as error:
                 self.error, self.notice = str(error), ""
                 return False
+            if remembers and wanted != self.toggles:
+                self._before = [*self._before, self.toggles][-MAX_UNDONE:]
             with self._choose(), self.hold_trait_notifications():
                 for name, value in wanted.items():
                     setattr(self, name, value)
@@ -153,6 +162,24 @@ class Explorer(HasTraits):
                 if self.run_state is RunState.FAILED:  # the sentence that said of what and why has just gone
                     self.run_state, self.message = RunState.IDLE, ""
             return True
+
+    @property
+    def can_undo(self) -> bool:
+        return bool(self._before)
+
+    def undo(self) -> None:
+        """Back to the toggles before the last change; nothing where there was none."""
+        with self.lock:
+            if self._before:
+                self._go_to(self._before.pop(), remembers=False)
+
+    def start_from(self, toggles: Mapping[str, Any]) -> bool:
+        """The opening state with `toggles` set."""
+        return self.choose(**{**self.opening, **toggles})
+
+    def reset(self) -> None:
+        """The opening state; an undo takes it back."""
+        self.start_from({})
 
     @contextmanager
     def _choose(self) -> Iterator[None]:

@@ -38,6 +38,9 @@ class Lab:
     changed. It is started without a browser.
     """
 
+    alive = "/api/status"
+    """What answers as soon as the server is there."""
+
     def __init__(self, home: Path, *, by_make: bool = False) -> None:
         self.home = home
         self.by_make = by_make
@@ -63,12 +66,7 @@ class Lab:
             "--no-browser", f"--ServerApp.port={self.port}", "--ServerApp.port_retries=0",
             f"--IdentityProvider.token={self.token}",
         ]  # fmt: skip
-        if self.by_make:
-            command = ["make", "explore", f"VENV={sys.prefix}", f"JUPYTER_ARGS={shlex.join(options)}"]
-        else:
-            root_user = ["--allow-root"] if os.geteuid() == 0 else []
-            place = f"--ServerApp.root_dir={self.root}"  # which `zeroviz explore` names itself
-            command = [sys.executable, "-m", "jupyterlab", str(self.root / NOTEBOOK), place, *options, *root_user]
+        command = self._command(options)
         self.log = self.home / "lab.log"
         with self.log.open("w") as log:
             self._process = subprocess.Popen(
@@ -80,6 +78,13 @@ class Lab:
             self._stop()
             raise
         return self
+
+    def _command(self, options: list[str]) -> list[str]:
+        if self.by_make:
+            return ["make", "explore", f"VENV={sys.prefix}", f"JUPYTER_ARGS={shlex.join(options)}"]
+        root_user = ["--allow-root"] if os.geteuid() == 0 else []
+        place = f"--ServerApp.root_dir={self.root}"  # which `zeroviz explore` names itself
+        return [sys.executable, "-m", "jupyterlab", str(self.root / NOTEBOOK), place, *options, *root_user]
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -107,7 +112,7 @@ class Lab:
             if self._process.poll() is not None:
                 raise RuntimeError(f"JupyterLab ended with {self._process.returncode}:\n{self.log.read_text()[-2000:]}")
             try:
-                self._request("/api/status")
+                self._request(self.alive)
                 return
             except (urllib.error.URLError, ConnectionError, TimeoutError):
                 if time.monotonic() > deadline:
@@ -124,6 +129,19 @@ class Lab:
             except subprocess.TimeoutExpired:
                 os.killpg(self._process.pid, signal.SIGKILL)
                 self._process.wait()
+
+
+class App(Lab):
+    """The explorer as a page of its own: `zeroviz explore --app`."""
+
+    alive = "/voila/static/voila.js"  # any page of the notebook would start a kernel
+
+    def _command(self, options: list[str]) -> list[str]:
+        return [sys.executable, "-m", "zeroviz.cli", "explore", "--app", f"--port={self.port}"]
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.port}/"
 
 
 class ExplorerPage:
@@ -154,6 +172,14 @@ class ExplorerPage:
                 page.keyboard.press("Shift+Enter")
             page.wait_for_timeout(2000)
         explorer.root.locator("svg.zeroviz-picture").wait_for(timeout=30_000)
+        return explorer
+
+    @classmethod
+    def open_app(cls, page: Page, address: str) -> Self:
+        """Open the page that is the explorer and nothing else, and wait for the picture."""
+        page.goto(address)
+        explorer = cls(page)
+        explorer.root.locator("svg.zeroviz-picture").wait_for(timeout=90_000)
         return explorer
 
     def control(self, name: str) -> Locator:

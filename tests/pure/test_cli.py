@@ -313,7 +313,10 @@ def test_a_config_file_is_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[
     folder.mkdir()
     config = {"model_type": "gpt2", "vocab_size": 100, "n_embd": 8, "n_layer": 2, "n_head": 2, "n_positions": 64}
     (folder / "config.json").write_text(json.dumps(config))
-    data = report(capsys, "--model", str(folder / "config.json"))
+    assert main(["predict", "--json", "--model", str(folder / "config.json")]) == 0
+    said = capsys.readouterr()
+    data = json.loads(said.out)
+    assert said.err.startswith("Note: ") and "n_inner" in said.err and max(map(len, said.err.splitlines())) <= 80
     # 100*8 + 64*8 + 2 * (12 * 64 + 13 * 8) + 2*8 = 3,072
     assert data["model"] == {"name": "small", "num_params": 3072}
 

@@ -72,6 +72,14 @@ d='M5.2 5.9 9 9.7l3.8-3.8 1.2 1.2L9 12.1 4 7.1z'/%3E%3C/svg%3E"); }
   color: var(--jp-ui-font-color1, #222); }
 .zeroviz-now-held { font-size: 14px; line-height: 1.4; min-height: 2.8em; margin: 0 6px 4px;
   color: var(--jp-ui-font-color2, #555); font-variant-numeric: tabular-nums; }
+.zeroviz-shortcuts { display: flex; flex-flow: row wrap; gap: 4px 8px; align-items: center; padding: 2px;
+  overflow: hidden; }
+.zeroviz-shortcuts > .widget-dropdown { flex: 1 1 230px; margin: 0; height: auto; min-height: 32px; width: auto; }
+.zeroviz-shortcuts .widget-label { font-size: 14px; text-align: left; flex: 0 0 85px; width: 85px; }
+.zeroviz-shortcuts select { font-size: 14px; height: 28px; }
+.zeroviz-shortcuts button { width: auto; font-size: 14px; padding: 0 10px; margin: 0; }
+.zeroviz-code { font-size: 13px; line-height: 1.4; white-space: pre-wrap; overflow-wrap: anywhere; margin: 6px;
+  user-select: all; color: #1a1a1a; }
 .zeroviz-film-card { cursor: col-resize; touch-action: none; }
 .zeroviz-moment { pointer-events: none; }
 .zeroviz-cursor-line { stroke: #b00060; stroke-width: 2.4; fill: #b00060; }

@@ -47,6 +47,7 @@ class Stage {
     this.changed = () => this.draw();
     model.on("change", this.changed);
     this.draw();
+    this.shown = true;
   }
 
   // ---- what stands on the page ----
@@ -165,6 +166,20 @@ class Stage {
     this.slider.max = Math.max(0, (this.frames.words?.length ?? 1) - 1);
     this.go(this.cursor, false);
     this.root.dataset.version = model.get("version");
+    this.save(model.get("download"));
+  }
+
+  save({ number, name, mime, content }) {
+    if (!number || number === this.saved) return;
+    const first = this.saved === undefined && this.shown === undefined;
+    this.saved = number;
+    if (first) return; // a page that is opened anew has nothing to save
+    const bytes = Uint8Array.from(atob(content), (letter) => letter.charCodeAt(0));
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([bytes], { type: mime }));
+    link.download = name;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 10000);
   }
 
   overlay(name) {

@@ -6,6 +6,7 @@ the cursor. A toggle is one message with what it changed, however many pictures 
 
 from __future__ import annotations
 
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ class Stage(anywidget.AnyWidget):
     cursor = traitlets.Int(0).tag(sync=True)
     is_open = traitlets.Dict({"map": True, "timeline": True}).tag(sync=True)
     headings = traitlets.Dict(HEADINGS).tag(sync=True)
+    download = traitlets.Dict().tag(sync=True)
     version = traitlets.Int(0).tag(sync=True)
     """Counts drawings, so that who waits for one can tell that it is there."""
 
@@ -54,6 +56,11 @@ class Stage(anywidget.AnyWidget):
             if self.is_open["timeline"]:
                 self._draw_film()
             self.version += 1
+
+    def hand_over(self, name: str, mime: str, content: bytes) -> None:
+        """Let the browser save a file."""
+        number = self.download.get("number", 0) + 1
+        self.download = {"number": number, "name": name, "mime": mime, "content": b64encode(content).decode()}
 
     def _draw_film(self) -> None:
         state = self._state

@@ -1,0 +1,47 @@
+"""Above the controls: a classic question to begin with, undo, reset."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ipywidgets as widgets  # type: ignore[import-untyped]
+
+from zeroviz.examples import EXAMPLES
+from zeroviz.state import Explorer
+
+CHOOSE = "choose a question"
+
+
+class Shortcuts(widgets.Box):  # type: ignore[misc]  # ipywidgets ships no types
+    """An example sets every toggle; undo goes back by one change, whatever made it."""
+
+    def __init__(self, state: Explorer) -> None:
+        self._state = state
+        self.example = widgets.Dropdown(options=[CHOOSE, *EXAMPLES], description="example")
+        self.example.tooltip = "A classic question, as a state of all controls"
+        self.example.add_class("zeroviz-example")
+        self.undo = _button("Undo", "Back to the state before the last change", "undo", state.undo)
+        self.reset = _button("Reset", "Back to the state that the explorer opened with", "reset", state.reset)
+        super().__init__([self.example, self.undo, self.reset])
+        self.add_class("zeroviz-shortcuts")
+        self.example.observe(self._chosen, "value")
+        state.observe(lambda _: self.show(), "predicted")
+        self.show()
+
+    def _chosen(self, change: Any) -> None:
+        if change.new != CHOOSE:
+            self._state.start_from(EXAMPLES[change.new])
+
+    def show(self) -> None:
+        """The name of the example that the state still is; what there is to undo."""
+        state = self._state
+        named = (name for name, toggles in EXAMPLES.items() if state.toggles == {**state.opening, **toggles})
+        self.example.value = next(named, CHOOSE)
+        self.undo.disabled = not state.can_undo
+
+
+def _button(words: str, tooltip: str, name: str, act: Any) -> widgets.Button:
+    button = widgets.Button(description=words, tooltip=tooltip)
+    button.add_class(f"zeroviz-{name}")
+    button.on_click(lambda _: act())
+    return button
