@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from textwrap import wrap
 from typing import NoReturn
 
 from zeroviz.cli_bench import add_bench_options, answer_bench
@@ -25,6 +26,7 @@ from zeroviz.cli_explore import answer_explore
 from zeroviz.cli_export import add_export_options, answer_export
 from zeroviz.cli_files import check_outputs, save_outputs
 from zeroviz.cli_spec import add_spec_options, spec_from_args
+from zeroviz.columns import WIDTH
 from zeroviz.errors import RunError, SpecError, ZerovizError
 from zeroviz.models import Family
 from zeroviz.spec import RunSpec
@@ -97,7 +99,10 @@ def _dispatch(argv: list[str]) -> int:
             f"{' '.join(unknown)!r} is not known to `zeroviz {args.command}`; allowed are {', '.join(known)}."
         )
     run: Callable[[argparse.Namespace], int] = args.function
-    return run(args)
+    code = run(args)
+    for note in getattr(args, "notes", ()):  # after the answer: a refusal stays one sentence
+        print("\n".join(wrap(f"Note: {note}", WIDTH)), file=sys.stderr)
+    return code
 
 
 def _build_parser() -> tuple[_Parser, dict[str, argparse.ArgumentParser]]:

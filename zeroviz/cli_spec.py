@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os.path
-import sys
 from enum import Enum
 from pathlib import Path
-from textwrap import wrap
 from typing import Any
 
-from zeroviz.columns import WIDTH
 from zeroviz.errors import SpecError
 from zeroviz.hf_config import read_config_notes
 from zeroviz.models import PRESETS, Family, ModelShape, bare
@@ -85,7 +82,10 @@ def spec_options() -> list[str]:
 
 
 def spec_from_args(args: argparse.Namespace) -> RunSpec:
-    """The RunSpec the options ask for. Raises SpecError with one sentence for the first option that is wrong."""
+    """The RunSpec the options ask for. Raises SpecError with one sentence for the first option that is wrong.
+
+    What a config.json did not say is left in `args.notes`, in sentences.
+    """
     model = _model(args)
     default_unit = UnitKind.MODEL if model.family is Family.BARE else UnitKind.BLOCK
     return RunSpec(
@@ -165,9 +165,7 @@ def _model(args: argparse.Namespace) -> ModelShape:
         return bare(parse_count(args.params, "--params"))
     name: str = DEFAULT_MODEL if args.model is None else args.model
     if name not in PRESETS and ("/" in name or name.endswith(".json") or os.path.exists(name)):
-        model, notes = read_config_notes(Path(name))
-        for note in notes:
-            print("\n".join(wrap(f"Note: {note}", WIDTH)), file=sys.stderr)
+        model, args.notes = read_config_notes(Path(name))
         return model
     return preset(name)
 
