@@ -129,7 +129,7 @@ class _Grouped(torch.autograd.Function):
         rows, *weights = ctx.saved_tensors
         parts = list(zip(dy.split(ctx.counts), rows.split(ctx.counts), weights, strict=True))
         for mine, part, weight in parts:
-            _add_product(weight.grad, mine.t(), part)
+            _add_product(weight.grad, mine.t(), part, is_first=False)
         dx = torch.empty_like(rows)
         for (mine, _, weight), place in zip(parts, dx.split(ctx.counts), strict=True):
             torch.mm(mine, weight, out=place)
