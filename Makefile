@@ -16,11 +16,11 @@ TEST_INSTALLED := $(VENV)/.test-installed
 explore: $(INSTALLED)
 	$(BIN)/zeroviz explore $(JUPYTER_ARGS)
 
-# Arithmetic and pictures on every core; then two queues side by side, of ranks and of engines: see tests/conftest.py.
+# Arithmetic and pictures on every core; then engines and browsers, one test after another: they take all cores themselves.
 test: lint
 ifeq ($(strip $(PYTEST_ARGS)),)
 	$(BIN)/python -m pytest -n logical tests/pure tests/view
-	$(BIN)/python -m pytest -n 2 --dist loadgroup tests/browser tests/dist tests/gpu tests/notebooks
+	$(BIN)/python -m pytest tests/browser tests/dist tests/gpu tests/notebooks
 else
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 endif

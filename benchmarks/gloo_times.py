@@ -1,5 +1,5 @@
-"""What gloo's collectives cost beside its all-reduce, of the same whole array, in one run: why a ratio of the bench that
-counts bytes says one thing and a clock another.
+"""What gloo's collectives cost beside its all-reduce of the same array, in one run: why a clock says otherwise than a
+count of bytes.
 
     python benchmarks/gloo_times.py [RANKS]
 
@@ -66,7 +66,8 @@ def main() -> None:
     ranks = int(sys.argv[1]) if len(sys.argv) > 1 else 2
     with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(ranks) as pool:
         store = str(Path(folder) / "store")
-        found = [future.result() for future in [pool.submit(measure, rank, ranks, store) for rank in range(ranks)]][0]
+        futures = [pool.submit(measure, rank, ranks, store) for rank in range(ranks)]
+        found, *_ = [future.result() for future in futures]
     print(f"torch {torch.__version__}, gloo, {ranks} ranks, {NUM_ROUNDS} rounds; ratios to the all-reduce of the round")
     print(f"{'elements':>12}  {'all-reduce':>10}  {'reduce-scatter':>14}  {'all-gather':>10}  {'by broadcasts':>13}")
     for numel, times in found:
@@ -75,9 +76,8 @@ def main() -> None:
             statistics.median(mine / one for mine, one in zip(times[name], base, strict=True))
             for name in ("reduce-scatter", "all-gather", "all-gather by broadcasts")
         ]
-        print(
-            f"{numel:>12,}  {statistics.median(base):>7.1f} ms  {ratios[0]:>14.2f}  {ratios[1]:>10.2f}  {ratios[2]:>13.2f}"
-        )
+        of_first = f"{numel:>12,}  {statistics.median(base):>7.1f} ms"
+        print(f"{of_first}  {ratios[0]:>14.2f}  {ratios[1]:>10.2f}  {ratios[2]:>13.2f}")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -29,38 +28,22 @@ def rank_pool() -> Iterator[RankPool]:
     pool.close()
 
 
-SIXTHS = (
+WITNESSES = (
     "ddp", "deepspeed", "fsdp1", "fsdp2", "fsdp2_options", "fsdp2_predicted", "megatron", "rehearse", "wire",
     "zero_redundancy",
 )  # fmt: skip
-THIRDS = ("meter", "parity", "rank")
-ONE_OF = {**dict.fromkeys(SIXTHS, 6), **dict.fromkeys(THIRDS, 3)}
+OURS = ("meter", "parity", "rank")
+ONE_OF = {**dict.fromkeys(WITNESSES, 12), **dict.fromkeys(OURS, 5)}
 """Files of which a clean machine runs a part, to be done in half an hour: other people's implementations, and what our
 own does in more cells than a sample needs. One of how many cells runs."""
 
 
-RANKS = (*SIXTHS, *THIRDS, "activations_exact", "counted_exact", "fidelity", "lies", "model", "referee")
-
-
-def _queue(path: Path) -> str | None:
-    """Which of the queues a file's tests wait in: those on the pool of ranks, or those on engines, servers, browsers.
-
-    Each takes about one core, so the two run side by side; within a queue one test follows another.
-    """
-    if path.parent.name in ("pure", "view"):
-        return None
-    return "ranks" if path.stem.removeprefix("test_") in RANKS else "engines"
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Two queues of tests that start processes, and of the grids every sixth or third cell, of each test at least one.
+    """Of the grids every twelfth or fifth cell, and of each test at least one.
 
     `ZEROVIZ_WHOLE_GRID=1 make test` runs them all. Which cells differs from test to test, so that models, ranks and
     recipes all occur.
     """
-    for item in items:
-        if (queue := _queue(item.path)) is not None:
-            item.add_marker(pytest.mark.xdist_group(queue))
     if os.environ.get("ZEROVIZ_WHOLE_GRID"):
         return
     seen: dict[str, int] = {}

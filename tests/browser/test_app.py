@@ -37,7 +37,8 @@ def test_the_page_is_the_explorer_and_nothing_else(app: ExplorerPage) -> None:
 
 def test_a_toggle_moves_bars_film_and_table(app: ExplorerPage) -> None:
     app.press("strategy", "ZeRO-2")
-    app.slide("ranks", "ArrowLeft", 2)
+    app.slide("ranks", "Home")
+    app.slide("ranks", "ArrowRight")
     predicted = predict(RunSpec(model=PRESETS["tiny"], strategy=Strategy.ZERO2, ranks=2))
     assert_shows(app, predicted)
     film = build_film(predicted)
@@ -47,6 +48,9 @@ def test_a_toggle_moves_bars_film_and_table(app: ExplorerPage) -> None:
 
 
 def test_a_run_lands_on_the_same_picture(app: ExplorerPage) -> None:
+    app.slide("ranks", "Home")
+    app.slide("ranks", "ArrowRight")
+    wait_until(app, lambda: len(app.bars()) == 2)
     app.control("run").click()
     app.wait_run("done", "failed", timeout_s=RUN_S)
     assert app.run_state() == "done", app.error()

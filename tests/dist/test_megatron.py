@@ -30,7 +30,7 @@ from zeroviz.collectives import CollectiveOp
 from zeroviz.compare import compare
 from zeroviz.models import PRESETS, ModelShape
 from zeroviz.predict import predict
-from zeroviz.schedule import OpKind
+from zeroviz.schedule import Phase
 from zeroviz.settings import Settings
 from zeroviz.spec import DType, Implementation, Optimizer, Precision, RunSpec, Strategy, UnitPolicy
 from zeroviz.trace import Category, Event, Trace, rank_from_dict
@@ -186,7 +186,7 @@ def assert_as_predicted(measured: Trace) -> None:
 def _by_gloo(event: Event) -> bool:
     """Whether gloo's thread may be the last to hold it: its own copies, and the norm, the one number that is sent,
     which nothing but its size tells from the numbers beside it."""
-    is_number = abs(event.delta_nbytes) == NUMBER_NBYTES and event.op == OpKind.OPTIMIZER_STEP.label
+    is_number = abs(event.delta_nbytes) == NUMBER_NBYTES and event.phase == Phase.OPTIMIZER.label
     return event.category is Category.BACKEND_COPY or is_number
 
 
