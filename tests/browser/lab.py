@@ -194,6 +194,7 @@ class ExplorerPage:
         """Move a slider by keys."""
         handle = self.control(name).locator(".noUi-handle")
         handle.focus()
+        self.page.wait_for_timeout(150)  # a slider whose range is being changed loses a key
         for _ in range(times):
             self.page.keyboard.press(key)
 

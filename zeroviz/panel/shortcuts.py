@@ -33,10 +33,14 @@ class Shortcuts(widgets.Box):  # type: ignore[misc]  # ipywidgets ships no types
             self._state.start_from(EXAMPLES[change.new])
 
     def show(self) -> None:
-        """The name of the example that the state still is; what there is to undo."""
-        state = self._state
-        named = (name for name, toggles in EXAMPLES.items() if state.toggles == {**state.opening, **toggles})
-        self.example.value = next(named, CHOOSE)
+        """No example's name beside another state; what there is to undo.
+
+        A name is never put here from the state: the page may answer late with what it was told, and that would be a
+        choice.
+        """
+        state, name = self._state, self.example.value
+        if name != CHOOSE and state.toggles != {**state.opening, **EXAMPLES[name]}:
+            self.example.value = CHOOSE
         self.undo.disabled = not state.can_undo
 
 
