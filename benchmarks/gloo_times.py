@@ -14,6 +14,7 @@ import statistics
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -23,6 +24,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 import torch.distributed as dist
+
+warnings.filterwarnings("ignore", "`torch.distributed.", FutureWarning)  # names that torch 2.11 has too
 
 NUMELS = (10**5, 10**6, 10**7)
 NUM_ROUNDS = 15
