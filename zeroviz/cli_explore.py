@@ -11,7 +11,7 @@ from zeroviz.errors import SpecError
 
 NOTEBOOKS = Path("notebooks")
 EXPLORER, APP = NOTEBOOKS / "explorer.ipynb", NOTEBOOKS / "app.ipynb"
-# A kernel that is not used any more should not keep engines: Voila ends it when its page is closed.
+# A failing cell says why on the page; the address is printed, as Lab's is, and no browser is opened.
 _VOILA = ("--show_tracebacks=True", "--Voila.open_browser=False")
 
 
