@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import pytest
@@ -44,9 +43,9 @@ def test_a_family_without_layers_is_not_built_as_another(name: str) -> None:
 
 def test_a_70b_model_is_built_without_its_memory() -> None:
     model = preset("llama3-70b")
-    start = time.perf_counter()
+    # Its 282 GB would not fit at all.
     modules = [build_sublayer(sublayer, model) for sublayer in model.sublayers]
-    assert time.perf_counter() - start < 10  # some 30 ms on an idle machine; its 282 GB would not fit at all
+    assert all(parameter.is_meta for module in modules for parameter in module.parameters())
     assert sum(parameter.numel() for module in modules for parameter in module.parameters()) == model.num_params
 
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -94,10 +95,11 @@ def test_a_session_serves_several_loops_and_runs_one_at_a_time(warm: Session) ->
 
 
 def test_the_callers_loop_stays_free() -> None:
-    """Starting, running and stopping never hold the caller's loop; the slack is for a machine that is busy."""
+    """Starting, running and stopping never hold the caller's loop: it lags no more than a thread of its own does, on a
+    machine however busy, plus a quarter of a second."""
 
     async def main() -> float:
-        worst, stop_ticking = 0.0, False
+        worst, stop_ticking, worst_beside = 0.0, False, 0.0
 
         async def tick() -> None:
             nonlocal worst
@@ -106,12 +108,22 @@ def test_the_callers_loop_stays_free() -> None:
                 await asyncio.sleep(0.01)
                 worst = max(worst, time.monotonic() - before - 0.01)
 
+        def tick_beside() -> None:
+            nonlocal worst_beside
+            while not stop_ticking:
+                before = time.monotonic()
+                time.sleep(0.01)
+                worst_beside = max(worst_beside, time.monotonic() - before - 0.01)
+
+        beside = threading.Thread(target=tick_beside)
+        beside.start()
         ticking = asyncio.create_task(tick())
         async with Session(target=FAKE_TARGET) as session:
             await session.run(tiny(1))
         stop_ticking = True
         await ticking
-        return worst
+        beside.join()
+        return worst - worst_beside
 
     assert asyncio.run(main()) < 0.25
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import time
 from dataclasses import replace
 from html import unescape
 from itertools import product
@@ -15,6 +14,7 @@ import ipywidgets as widgets
 import pytest
 
 from tests.view.backends import FakeBackend, in_loop, settled
+from tests.work import num_calls
 from zeroviz.backend import RunState
 from zeroviz.compare import UNEXPLAINED
 from zeroviz.errors import RunError, SpecError
@@ -451,15 +451,11 @@ def test_names_are_text_and_never_markup() -> None:
 
 
 def test_a_toggle_redraws_within_a_blink() -> None:
-    """The bound is loose, for a shared machine; what is usual stands in the notes on rendering."""
+    """Counted and not timed, for a shared machine; `benchmarks/` has the times."""
     page = panel()
     page.state.choose(ranks=8)
-    times = []
-    for turn in range(5):
-        started = time.perf_counter()
-        page.state.choose(strategy=list(Strategy)[turn % 4])
-        times.append(time.perf_counter() - started)
-    assert min(times) < 0.5
+    calls = [num_calls(lambda s=strategy: page.state.choose(strategy=s)) for strategy in list(Strategy)[1:4]]
+    assert max(calls) < 200_000
 
 
 def test_the_map_alone_has_controls_and_runs_nothing() -> None:
