@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from zeroviz.quantity import DECIMAL_UNITS
 
 NUM_TICKS = 8
+_SCALES = dict(DECIMAL_UNITS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ def ticks(start_nbytes: int, largest_nbytes: int, scale: int, most: int = NUM_TI
 
 def amount(nbytes: int, unit: str) -> str:
     """Four significant digits in `unit`, and never an exponent; what is less than a thousandth of it, in bytes."""
-    scale = dict(DECIMAL_UNITS).get(unit, 1)
+    scale = _SCALES.get(unit, 1)
     if abs(nbytes) < scale // 1000 or scale == 1:
         return f"{nbytes:,} B"
     value = nbytes / scale

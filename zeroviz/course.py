@@ -9,7 +9,6 @@ A course is made part by part, as the events are kept; moments are spelt out onl
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
@@ -19,6 +18,7 @@ from typing import NamedTuple
 
 from zeroviz.category import CATEGORY_ORDER, Category
 from zeroviz.events import Where, as_events
+from zeroviz.levels import Levels
 from zeroviz.moments import Moments
 from zeroviz.recall import recall
 from zeroviz.series import Series
@@ -149,25 +149,15 @@ class Course:
         """Whether anything ever lies in the host's memory."""
         return bool(self.host.first) or any(self.stretches.host) or any(map(any, self.host.pieces))
 
-    def held(self, moments: Sequence[int]) -> list[dict[Category, int]]:
+    def levels(self, moments: Sequence[int]) -> Levels:
         """What is held at each of `moments`, which ascend."""
-        live = dict.fromkeys(CATEGORY_ORDER, 0) | self.rest
-        result: list[dict[Category, int]] = []
-        found = [self.stretches.moments[number] for number in self._made]
-        done = 0  # how many of them are in `live`
-        for moment in moments:
-            number = bisect_right(self._starts, moment) - 1
-            for whole in found[done : max(number, 0)]:
-                for category, nbytes in whole.net:
-                    live[category] += nbytes
-            done = max(number, done)
-            now = dict(live)
-            if number >= 0:
-                within = moment - self._starts[number] + 1
-                for category, nbytes in found[number].changes[:within]:
-                    now[category] += nbytes
-            result.append(now)
-        return result
+        found = self.stretches.moments
+        return Levels(self.rest, self._starts, [found[number] for number in self._made], moments)
+
+    def held(self, moments: Sequence[int]) -> list[dict[Category, int]]:
+        """What is held at each of `moments`, which ascend, by category."""
+        levels, nothing = self.levels(moments), dict.fromkeys(CATEGORY_ORDER, 0)
+        return [nothing | dict(zip(levels.categories, row, strict=True)) for row in levels.rows]
 
 
 def course_of(rank: RankTrace) -> Course:
@@ -175,12 +165,17 @@ def course_of(rank: RankTrace) -> Course:
     return recall("course", (rank.events, rank.rest), lambda: _course(rank), weigh=_weight)
 
 
-def columns(course: Course, start: int, stop: int, most: int) -> list[tuple[int, int, int]]:
-    """At most `most` stretches of start..stop as (start, stop, moment at which the device holds most, the first)."""
+def columns(course: Course, edges: Sequence[int]) -> list[tuple[int, int, int]]:
+    """The stretches between neighbours of `edges`, which cover the step, as (start, stop, moment at which the device
+    holds most, the first)."""
+    return [(low, high, moment) for (low, high), moment in zip(pairwise(edges), course.device.tops(edges), strict=True)]
+
+
+def edges_of(start: int, stop: int, most: int) -> list[int]:
+    """Where at most `most` stretches of about the same length begin that cover start..stop, the end left out."""
     length = stop - start
     num_columns = min(most, length)
-    edges = [start + length * number // num_columns for number in range(num_columns + 1)]
-    return [(low, high, course.device.most(low, high)[1]) for low, high in pairwise(edges)]
+    return [start + length * number // num_columns for number in range(num_columns)]
 
 
 def align(ours: Course, theirs: Course) -> list[tuple[OpSpan, OpSpan]]:

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby, pairwise
 from math import ceil, floor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from zeroviz.combs import Axis, Tooth, comb, teeth_of
+from zeroviz.combs import Axis, Edge, Tooth, comb, teeth_of
 from zeroviz.paper import CLEAR, Paper, Shape, text_width
 from zeroviz.quantity import format_nbytes
 from zeroviz.shard_map import Column, Lane, Panel, Row, ShardMap
@@ -71,6 +71,27 @@ def placed_map(shard_map: ShardMap) -> dict[str, Any]:
     return {"svg": sheet.paper.svg(NAME, shard_map.sentence), "columns": columns}
 
 
+class _Mark(NamedTuple):
+    """Pieces as one shape, from the lane's upper edge down. units: those in which there is one."""
+
+    corners: list[tuple[float, float]]
+    numel: int
+    units: str
+    is_widened: bool
+    is_narrow: bool
+
+
+def _mark_of(pieces: Sequence[Piece], hold: Hold, axis: Axis, edges: Sequence[Edge], height: int) -> _Mark:
+    teeth = teeth_of(pieces, hold, axis, edges)
+    return _Mark(
+        corners=comb(teeth, 0, height),
+        numel=sum(piece.numel for piece in pieces),
+        units=_units(pieces),
+        is_widened=any(tooth.height < 1 for tooth in teeth),
+        is_narrow=all(tooth.stop - tooth.x < HATCHED_POINTS for tooth in teeth),
+    )
+
+
 class _Sheet:
     """One drawing under construction, top to bottom."""
 
@@ -78,6 +99,7 @@ class _Sheet:
         self.map = shard_map
         self.paper = Paper(WIDTH)
         self.widened = False
+        self._marks_known: dict[tuple[int, Hold], _Mark | None] = {}
         self.pitch = next((pitch for most, pitch in PITCHES if len(shard_map.rows) <= most), PITCHES[-1][1])
         left = MARGIN + max(text_width(row.label, ROW_POINTS) for row in shard_map.rows) + 8
         figures = [_figure(lane) for panel in shard_map.panels for lane in panel.lanes]
@@ -237,16 +259,23 @@ class _Sheet:
             Hold.OWNED: (paint.color, None, INK),
             Hold.PADDING: (PADDING.color, PADDING.hatch, PAPER),
         }.items():
-            pieces = [piece for piece in lane.pieces if piece.hold is hold]
-            if not pieces:
+            mark = self._mark(lane.pieces, hold, height)
+            if mark is None:
                 continue
-            teeth = teeth_of(pieces, hold, self.axis, self.edges)
-            self.widened |= any(tooth.height < 1 for tooth in teeth)
-            if all(tooth.stop - tooth.x < HATCHED_POINTS for tooth in teeth):
-                hatch = None
-            nbytes = panel.nbytes_of(pieces) + (0 if hold is Hold.PADDING else lane.scales_nbytes)
-            tip, data = _tip(row, panel, hold, pieces, nbytes), _data(row, panel, hold, pieces, nbytes)
-            self.paper.add(Shape(comb(teeth, y, y + height), fill, hatch, edge, tip=tip, data=data))
+            self.widened |= mark.is_widened
+            nbytes = mark.numel * panel.itemsize * panel.copies + (0 if hold is Hold.PADDING else lane.scales_nbytes)
+            tip, data = _tip(row, panel, hold, mark.numel, nbytes), _data(row, panel, hold, mark.units, nbytes)
+            self.paper.add(
+                Shape(mark.corners, fill, None if mark.is_narrow else hatch, edge, tip=tip, data=data, down=y)
+            )
+
+    def _mark(self, pieces: tuple[Piece, ...], hold: Hold, height: int) -> _Mark | None:
+        """That of the pieces that are held so: worked out once, since classes that are cut alike share their pieces."""
+        key = (id(pieces), hold)
+        if key not in self._marks_known:
+            found = [piece for piece in pieces if piece.hold is hold]
+            self._marks_known[key] = _mark_of(found, hold, self.axis, self.edges, height) if found else None
+        return self._marks_known[key]
 
     def _words_in(self, panel: Panel, lane: Lane, middle: float) -> None:
         """What a lane says of itself: a copy that it is one, a folded row what its ranks hold, an empty one nothing."""
@@ -298,12 +327,12 @@ def _figure(lane: Lane) -> str:
     return "" if lane.nbytes is None else format_nbytes(lane.nbytes)
 
 
-def _data(row: Row, panel: Panel, hold: Hold, pieces: Iterable[Piece], nbytes: int) -> dict[str, str]:
+def _data(row: Row, panel: Panel, hold: Hold, units: str, nbytes: int) -> dict[str, str]:
     """What a program reads off a mark. unit: those in which it has a piece, `0-33`."""
     data = {
         "rank": _span(row.ranks[0], row.ranks[-1]),
         "class": panel.tensors.value,
-        "unit": _units(pieces),
+        "unit": units,
         "nbytes": str(nbytes),
         "kind": hold.value,
     }
@@ -321,10 +350,10 @@ def _span(first: int, last: int) -> str:
     return str(first) if first == last else f"{first}-{last}"
 
 
-def _tip(row: Row, panel: Panel, hold: Hold, pieces: Sequence[Piece], nbytes: int) -> str:
+def _tip(row: Row, panel: Panel, hold: Hold, numel: int, nbytes: int) -> str:
     how = {Hold.OWNED: "own part", Hold.WHOLE: "whole copy", Hold.PADDING: "padding"}[hold]
     each = " on each" if row.is_folded else ""
-    return f"{row.label}: {panel.name}, {how}, {sum(piece.numel for piece in pieces):,} elements, {nbytes:,} B{each}"
+    return f"{row.label}: {panel.name}, {how}, {numel:,} elements, {nbytes:,} B{each}"
 
 
 def _column_tip(column: Column) -> str:

@@ -12,9 +12,12 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from zeroviz.category import Category
 from zeroviz.paper import CLEAR, Paper, Shape, text_width
-from zeroviz.plot_area import Name, Plot, roomiest, tops_of
+from zeroviz.plot_area import Floats, Name, Plot, Rooms, Table, tops_of
 from zeroviz.style import BLUE, FIGURE_INCHES, FONT_POINTS, INK, MUTED, PAINT, PAPER, RULE, label_of, short_of
 from zeroviz.timeline import OpMark, Timeline
 from zeroviz.timeline_part import Part
@@ -57,22 +60,27 @@ def save_timeline(timeline: Timeline, path: Path) -> None:
 
 def placed_timeline(timeline: Timeline, moments: Sequence[int]) -> dict[str, Any]:
     """The picture, and where `moments` lie in it, for a cursor that moves over it without being asked for: the svg,
-    `xs`, and `top` and `bottom` of the plot. Points, as in the svg's viewBox."""
-    sheet = _Sheet(timeline)
-    xs = [round((sheet.x(moment) + sheet.x(moment + 1)) / 2, 1) for moment in moments]
+    `xs`, and `top` and `bottom` of the plot. Points, as in the svg's viewBox. tips: the tooltip of each op, which are
+    not in this svg; ends: where each op ends."""
+    sheet = _Sheet(timeline, has_tips=False)
+    at = np.array(moments, dtype=np.int64)
+    shown = [mark for mark in timeline.ops if mark.span.stop > mark.span.start]
     return {
         "svg": sheet.paper.svg(NAME, timeline.sentence),
-        "xs": xs,
+        "xs": np.round((sheet.xs(at) + sheet.xs(at + 1)) / 2, 1).tolist(),
+        "left": round(sheet.left, 1),
         "top": sheet.plot_top,
         "bottom": sheet.plot_bottom,
+        "tips": [_tip(mark, mark, timeline.overlaid) for mark in shown],
+        "ends": np.round(sheet.xs([mark.span.stop for mark in shown]), 1).tolist(),
     }
 
 
 class _Sheet:
     """One drawing under construction, top to bottom."""
 
-    def __init__(self, timeline: Timeline) -> None:
-        self.timeline = timeline
+    def __init__(self, timeline: Timeline, *, has_tips: bool = True) -> None:
+        self.timeline, self.has_tips = timeline, has_tips
         self.paper = Paper(WIDTH)
         beside = [_UNIT_ROW[1], *(tick.label for part in timeline.parts for tick in part.ticks)]
         self.left = MARGIN + max(map(text_width, beside)) + 8
@@ -116,6 +124,16 @@ class _Sheet:
         start, stop, left, right = self.edges[number]
         return left + (right - left) * (moment - start) / max(1, stop - start)
 
+    def xs(self, moments: Sequence[int] | NDArray[np.int64]) -> Floats:
+        """Where each of `moments` begins; they ascend."""
+        at = np.asarray(moments)
+        starts, stops, lefts, rights = np.array(self.edges).T
+        number = np.searchsorted(stops, at)
+        within = np.minimum(number, len(stops) - 1)
+        share = (at - starts[within]) / np.maximum(1, stops[within] - starts[within])
+        found: Floats = np.where(number == len(stops), self.right, lefts[within] + (rights - lefts)[within] * share)
+        return found
+
     # ---- the parts of the picture ----
 
     def _head(self) -> float:
@@ -133,12 +151,12 @@ class _Sheet:
     def _plot(self, part: Part, y: float, height: float, *, is_first: bool) -> float:
         """Key, axis, areas, lines and marks of one part. Returns where they end."""
         paper = self.paper
-        edges = [self.x(column.start) for column in part.columns] + [self.right]
-        tops = tops_of(part)
-        level_plot = Plot(part, 0.0, height)
+        edges = self.xs(part.edges)
+        held = _table_of(part)
+        tops = tops_of(held)
         # An axis from rest leaves what is always held below it.
-        shown = [level for level in range(len(part.categories)) if max(tops[level + 1]) > part.axis_min]
-        names = {level: self._name(level_plot, edges, tops, level) for level in shown}
+        shown = [level for level, most in enumerate(tops[1:].max(axis=1)) if most > part.axis_min]
+        names = self._names(Plot(part, 0.0, height), edges, held, tops, shown)
         y = self._key(y + LINE, [part.categories[level] for level in shown if names[level] is None], part)
         paper.text(MARGIN, y, part.axis_label, color=MUTED)
         plot = Plot(part, y + LINE * (2.1 if is_first else 0.9), height)
@@ -148,12 +166,13 @@ class _Sheet:
             at = plot.y(tick.nbytes)
             paper.line(((self.left, at), (self.right, at)), RULE)
             paper.text(self.left - 6, at, tick.label, anchor="end", color=MUTED)
-        self._areas(plot, edges, tops, shown)
+        self._areas(plot, edges, held, tops, shown)
         self._phase_lines(plot)
         self._lines(plot, edges)
         if is_first:
             self._peak(plot)
-            self._hovers(plot)
+            if self.has_tips:
+                self._hovers(plot)
         for level, name in names.items():
             if name is not None:
                 category = part.categories[level]
@@ -185,28 +204,27 @@ class _Sheet:
             x += advance + 18
         return y + (LINE * 1.2 if entries else 0)
 
-    def _areas(self, plot: Plot, edges: Sequence[float], tops: Sequence[Sequence[int]], shown: Sequence[int]) -> None:
+    def _areas(self, plot: Plot, edges: Floats, held: Table, tops: Table, shown: Sequence[int]) -> None:
         """Each area down to the axis, the topmost first: the next one covers what is not its own."""
         part = plot.part
         line = 0.3 if self._is_dense(part) else 0.7
         for level in reversed(shown):
             category = part.categories[level]
             paint = PAINT[category]
-            points = [(edges[0], plot.bottom), *plot.staircase(edges, tops[level + 1]), (edges[-1], plot.bottom)]
+            points = [(self.left, plot.bottom), *plot.staircase(edges, tops[level + 1]), (self.right, plot.bottom)]
             hatch = None if category in part.held_at_rest else paint.hatch
-            most = max(column.held[level] for column in part.columns)
-            data = {"category": category.value, "most": str(most)}
+            data = {"category": category.value, "most": str(held[:, level].max())}
             self.paper.add(Shape(points, paint.color, hatch, line=line, data=data))
 
     def _is_dense(self, part: Part) -> bool:
-        return len(part.columns) * _DENSE_POINTS > self.right - self.left
+        return part.num_columns * _DENSE_POINTS > self.right - self.left
 
     def _phase_lines(self, plot: Plot) -> None:
         for start, _, x, _ in self.edges:
             if start:
                 self.paper.line(((x, plot.top), (x, plot.bottom)), MUTED, 1.0)
 
-    def _lines(self, plot: Plot, edges: Sequence[float]) -> None:
+    def _lines(self, plot: Plot, edges: Floats) -> None:
         """What is held at rest, the reference, the measured step."""
         part, paper = plot.part, self.paper
         at = plot.y(part.rest_nbytes)
@@ -220,11 +238,10 @@ class _Sheet:
             paper.line(((self.left, at), (self.right, at)), INK, 2.0, _REFERENCE_DASH)
             words = f"{reference.label} {part.amount(reference.nbytes)}"
             paper.text(self.right - 4, at + LINE * 0.7, words, anchor="end", color=MUTED, is_backed=True)
-        if part.has_artefacts:
-            paper.line(plot.staircase(edges, [column.here or 0 for column in part.columns]), INK, 1.4, _HERE_DASH)
-        if part.is_measured:
-            measured = [column.measured or 0 for column in part.columns]
-            paper.line(plot.staircase(edges, measured), INK, 1.4 if self._is_dense(part) else _THICK)
+        if part.here is not None and part.has_artefacts:
+            paper.line(plot.staircase(edges, part.here), INK, 1.4, _HERE_DASH)
+        if part.measured is not None:
+            paper.line(plot.staircase(edges, part.measured), INK, 1.4 if self._is_dense(part) else _THICK)
 
     def _peak(self, plot: Plot) -> None:
         """A pin on the peak, a line down to where it stands, and words above."""
@@ -239,24 +256,22 @@ class _Sheet:
         centre = min(max(x, MARGIN + half), WIDTH - MARGIN - half)
         self.paper.text(centre, plot.top - LINE * 1.05, words, anchor="middle", is_bold=True)
 
-    def _name(self, plot: Plot, edges: Sequence[float], tops: Sequence[Sequence[int]], level: int) -> Name | None:
-        """An area's own name where it has most room: off the upright lines if it can be."""
-        part = plot.part
-        category = part.categories[level]
-        sizes = [column.held[level] for column in part.columns]
-        label = label_of(category, self.timeline.spec)
-        up_to = "" if min(sizes) == max(sizes) else "up to "
-        uppers = [plot.y(nbytes) for nbytes in tops[level + 1]]
-        lowers = [plot.y(nbytes) for nbytes in tops[level]]
-        # Off the peak's line and the phases', or the words would be struck through.
-        off = (self.x(self.timeline.peak.moment), *(x for _, _, x, _ in self.edges[1:]))
-        full, short = f"{label} {up_to}{part.amount(max(sizes))}", short_of(category, self.timeline.spec)
-        for words, lines in ((full, off), (label, off), (full, ()), (label, ()), (short, off), (short, ())):
-            found = roomiest(edges, uppers, lowers, text_width(words) + 10, lines)
-            if found is not None and found[0] >= LINE * 1.02:
-                _, x, middle = found
-                return Name(x, middle, words, crosses=not lines)
-        return None
+    def _names(
+        self, plot: Plot, edges: Floats, held: Table, tops: Table, shown: Sequence[int]
+    ) -> dict[int, Name | None]:
+        """Each shown area's own name where it has most room: off the upright lines if it can be. Those are the peak's
+        and the phases', or the words would be struck through."""
+        rooms = Rooms(edges, (self.x(self.timeline.peak.moment), *(x for _, _, x, _ in self.edges[1:])))
+        ys = plot.ys(tops)
+        part, spec = plot.part, self.timeline.spec
+        found: dict[int, Name | None] = {}
+        for level in shown:
+            category = part.categories[level]
+            least, most = int(held[:, level].min()), int(held[:, level].max())
+            label, short = label_of(category, spec), short_of(category, spec)
+            full = f"{label} {'' if least == most else 'up to '}{part.amount(most)}"
+            found[level] = _name(rooms, ys[level + 1], ys[level], (full, label, short))
+        return found
 
     def _hovers(self, plot: Plot) -> None:
         """Tooltips over all of it: one an op or, where there are very many, one a unit in use, or a few of these."""
@@ -332,6 +347,22 @@ class _Sheet:
                 for left, words in labels:
                     paper.text(left, y, words)
         paper.text(self.left - 6, y, _UNIT_ROW[num_short > 0], anchor="end", color=MUTED)
+
+
+def _table_of(part: Part) -> Table:
+    """What each column holds, a row each; sums of a row fit, or are Python's own."""
+    return np.array(part.held, dtype=np.int64 if part.most < 2**62 else object)
+
+
+def _name(rooms: Rooms, uppers: Floats, lowers: Floats, words: tuple[str, str, str]) -> Name | None:
+    """The longest of `words` that has room; what may be left off goes before crossing a line, but not all of it."""
+    full, label, short = words
+    tries = ((full, False), (label, False), (full, True), (label, True), (short, False), (short, True))
+    for text, crosses in tries:
+        found = rooms.roomiest(uppers, lowers, text_width(text) + 10, crosses=crosses)
+        if found is not None and found[0] >= LINE * 1.02:
+            return Name(found[1], found[2], text, crosses=crosses)
+    return None
 
 
 def _short(label: str) -> str:

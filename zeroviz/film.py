@@ -10,12 +10,12 @@ another one, the frame shows it there.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from zeroviz.axis import amount, axis_unit
-from zeroviz.category import CATEGORY_ORDER, Category
+from zeroviz.category import Category
 from zeroviz.course import Course, OpSpan, course_of
 from zeroviz.errors import TraceError
 from zeroviz.schedule import OpKind
@@ -76,30 +76,23 @@ def build_film(trace: Trace, rank: int = 0) -> Film:
             "micro-batches."
         )
     unit, _ = axis_unit(course.device.most()[0])
-    ends = course.held([0, *(span.stop - 1 for span in spans)])
-    present = [category for category in CATEGORY_ORDER if any(held[category] for held in ends)]
-    on_device = tuple(category for category in present if category.on_device)
+    ends = course.levels([0, *(span.stop - 1 for span in spans)])
+    on_device = tuple(category for category in ends.present if category.on_device)
+    held = ends.of(on_device)
     units = tuple(dict.fromkeys(span.unit for span in course.ops if span.unit))
     is_each = len(trace.ranks) > 1 and len(distinct_ranks(trace)) == 1
     teller = _Teller(trace.spec, "each rank" if is_each else f"rank {rank}", unit)
     most = course.device.most()[0]
-    frames = [
-        Frame(0, "", "", "", course.device[0], course.device[0], _of(ends[0], on_device), (), teller.at_rest(course))
-    ]
-    for span, held, gathered in zip(spans, ends[1:], _gathered(course, spans, units), strict=True):
+    frames = [Frame(0, "", "", "", course.device[0], course.device[0], held[0], (), teller.at_rest(course))]
+    for span, here, gathered in zip(spans, held[1:], _gathered(course, spans, units), strict=True):
         words = teller.op(span, frames[-1].nbytes, len(gathered), peaks=span.max_nbytes == most)
         frames.append(
             Frame(
-                span.stop - 1, span.phase, span.op, span.unit, span.end_nbytes, span.max_nbytes, _of(held, on_device),
-                gathered, words,
+                span.stop - 1, span.phase, span.op, span.unit, span.end_nbytes, span.max_nbytes, here, gathered, words
             )
         )  # fmt: skip
     peak = next((number for number, frame in enumerate(frames) if frame.most == most), 0)
     return Film(trace.spec, rank, trace.origin, on_device, units, tuple(frames), peak, unit)
-
-
-def _of(held: Mapping[Category, int], categories: Sequence[Category]) -> tuple[int, ...]:
-    return tuple(held[category] for category in categories)
 
 
 def _gathered(course: Course, spans: Sequence[OpSpan], units: Sequence[str]) -> Iterator[tuple[int, ...]]:
@@ -107,14 +100,17 @@ def _gathered(course: Course, spans: Sequence[OpSpan], units: Sequence[str]) -> 
     number_of = {name: number for number, name in enumerate(units)}
     live: Counter[int] = Counter()
     found = course.stretches
+    whole: dict[int, int] = {}  # by identity: stretches share their moments
     done = 0
     for span in spans:
         while done < len(found.places) and found.starts[done] < span.stop:
-            unit = number_of.get(found.places[done][2])
+            unit, moments = number_of.get(found.places[done][2]), found.moments[done]
             if unit is not None:
-                live[unit] += sum(
-                    nbytes for category, nbytes in found.moments[done].net if category is Category.UNSHARDED_PARAM
-                )
+                if id(moments) not in whole:
+                    net = dict(moments.net)
+                    whole[id(moments)] = net.get(Category.UNSHARDED_PARAM, 0)
+                if whole[id(moments)]:
+                    live[unit] += whole[id(moments)]
             done += 1
         yield tuple(sorted(number for number, nbytes in live.items() if nbytes > 0))
 
@@ -150,30 +146,30 @@ class _Teller:
 
     def _does(self, span: OpSpan) -> str:
         of = f" of {span.unit}" if span.unit else ""
-        what = span.unit or "its parameters"
-        words = {
-            OpKind.UNSHARD.label: f"all-gathers {what}",
-            OpKind.RESHARD.label: f"frees the whole parameters{of}, and its own part stays",
-            OpKind.WAIT_UNSHARD.label: f"waits for {what} to be there",
-            OpKind.DROP_GRAD.label: "drops the gradients of the step before",
-            OpKind.ZERO_GRAD.label: "clears its gradients",
-            OpKind.LOAD_BATCH.label: "takes its tokens and targets",
-            OpKind.DROP_BATCH.label: "drops its tokens and targets",
-            OpKind.FORWARD.label: f"runs the forward{of}",
-            OpKind.RECOMPUTE.label: f"runs the forward{of} once more",
-            OpKind.BACKWARD.label: f"runs the backward{of}",
-            OpKind.REDUCE_GRAD.label: f"{self._reduces} the gradient{of}",
-            OpKind.WAIT_REDUCE.label: f"waits for the gradient{of} to be summed",
-            OpKind.REDUCE_REPLICAS.label: f"all-reduces its part of the gradient{of} over the groups",
-            OpKind.WAIT_REPLICAS.label: f"waits for that sum{of}",
-            OpKind.CLIP_GRAD.label: "scales the gradient to the norm",
-            OpKind.OPTIMIZER_STEP.label: f"updates what it owns{of}",
-            OpKind.HOST_STEP.label: f"has the host update what it owns{of}",
-            OpKind.SYNC_PARAM.label: f"gathers the updated parameters{of}",
-            OpKind.WAIT_SYNC.label: f"waits for the updated parameters{of}",
-        }
-        return words.get(span.op, f"does {span.op}{of}")
+        if span.op == OpKind.REDUCE_GRAD.label:
+            shards = self.spec.strategy.shards_grad or self.spec.strategy.has_whole_buffer
+            return f"{'reduce-scatters' if shards else 'reduces'} the gradient{of}"
+        return _DOES.get(span.op, f"does {span.op}{{of}}").format(of=of, what=span.unit or "its parameters")
 
-    @property
-    def _reduces(self) -> str:
-        return "reduce-scatters" if self.spec.strategy.shards_grad or self.spec.strategy.has_whole_buffer else "reduces"
+
+_DOES = {
+    OpKind.UNSHARD.label: "all-gathers {what}",
+    OpKind.RESHARD.label: "frees the whole parameters{of}, and its own part stays",
+    OpKind.WAIT_UNSHARD.label: "waits for {what} to be there",
+    OpKind.DROP_GRAD.label: "drops the gradients of the step before",
+    OpKind.ZERO_GRAD.label: "clears its gradients",
+    OpKind.LOAD_BATCH.label: "takes its tokens and targets",
+    OpKind.DROP_BATCH.label: "drops its tokens and targets",
+    OpKind.FORWARD.label: "runs the forward{of}",
+    OpKind.RECOMPUTE.label: "runs the forward{of} once more",
+    OpKind.BACKWARD.label: "runs the backward{of}",
+    OpKind.WAIT_REDUCE.label: "waits for the gradient{of} to be summed",
+    OpKind.REDUCE_REPLICAS.label: "all-reduces its part of the gradient{of} over the groups",
+    OpKind.WAIT_REPLICAS.label: "waits for that sum{of}",
+    OpKind.CLIP_GRAD.label: "scales the gradient to the norm",
+    OpKind.OPTIMIZER_STEP.label: "updates what it owns{of}",
+    OpKind.HOST_STEP.label: "has the host update what it owns{of}",
+    OpKind.SYNC_PARAM.label: "gathers the updated parameters{of}",
+    OpKind.WAIT_SYNC.label: "waits for the updated parameters{of}",
+}
+"""What an op does, after who does it."""

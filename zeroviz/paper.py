@@ -17,6 +17,7 @@ from typing import Any
 import matplotlib
 from matplotlib import font_manager
 from matplotlib.figure import Figure
+from matplotlib.ft2font import LoadFlags
 from matplotlib.lines import Line2D
 from matplotlib.patches import Polygon
 
@@ -27,6 +28,7 @@ FILE_FORMATS = ("svg", "png", "pdf")
 BASELINE = 0.36
 """How far below its middle a line of text has its baseline, in sizes of its font."""
 HATCH_POINTS = 7.0
+MAX_TENTHS = 20_000
 CLEAR = "transparent"
 """A fill that shows nothing and yet is found by the pointer, unlike None, of which only the edge is."""
 BACKING = 0.88
@@ -39,7 +41,7 @@ Points = Sequence[tuple[float, float]]
 class Shape:
     """A closed polygon or, if `is_open`, a line. `tip` is its tooltip, `data` its data attributes, `dash` in points.
 
-    A hatch has the colour of the edge.
+    A hatch has the colour of the edge. down: how far below its points it lies, so that shapes alike share them.
     """
 
     points: Points
@@ -51,6 +53,7 @@ class Shape:
     is_open: bool = False
     tip: str = ""
     data: dict[str, str] = field(default_factory=dict)
+    down: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +129,8 @@ class Paper:
         hatches = {(str(s.fill), s.hatch, s.edge) for s in self.shapes if isinstance(s, Shape) and s.hatch}
         body = "".join(_pattern(*hatch) for hatch in sorted(hatches))
         body = f"<defs>{body}</defs>" if body else ""
-        body += "".join(_svg_shape(s) if isinstance(s, Shape) else _svg_words(s) for s in self.shapes)
+        paths = _Paths()
+        body += "".join(_svg_shape(s, paths) if isinstance(s, Shape) else _svg_words(s) for s in self.shapes)
         return (
             f'<svg class="zeroviz-drawing {name}" role="img" aria-label="{escape(sentence)}" width="100%" '
             # A page may cap the height; --points tells it how far it can without the words growing too small.
@@ -156,13 +160,14 @@ class Paper:
                 # matplotlib counts dashes in widths of the line.
                 style: Any = (0, [dash / shape.line for dash in shape.dash]) if shape.dash else "solid"
                 fill = "none" if shape.fill in (None, CLEAR) else shape.fill
+                points = [(x, y + shape.down) for x, y in shape.points]
                 if shape.is_open:
-                    xs, ys = zip(*shape.points, strict=True)
+                    xs, ys = zip(*points, strict=True)
                     axes.add_line(Line2D(xs, ys, color=shape.edge, linewidth=shape.line, linestyle=style, zorder=order))
                 elif shape.line or fill != "none":
                     axes.add_patch(
                         Polygon(
-                            shape.points, closed=True, facecolor=fill, edgecolor=shape.edge, linewidth=shape.line,
+                            points, closed=True, facecolor=fill, edgecolor=shape.edge, linewidth=shape.line,
                             linestyle=style, hatch=shape.hatch, zorder=order, joinstyle="miter",
                         )
                     )  # fmt: skip
@@ -186,19 +191,27 @@ class Paper:
         return buffer.getvalue()
 
 
-@lru_cache(maxsize=8192)
 def text_width(text: str, points: float = FONT_POINTS, weight: str = "normal") -> float:
-    """Width of a text in points, from the font's own metrics."""
-    font = font_manager.get_font(_font_path(weight))
-    font.set_size(points, 72)
-    font.set_text(text)
-    return float(font.get_width_height()[0]) / 64
+    """Width of a text in points: the sum of its letters' advances, from the font's own metrics, without hinting."""
+    return points * sum(map(_advances(weight).__getitem__, text))
 
 
-@lru_cache(maxsize=2)
-def _font_path(weight: str) -> str:
-    wanted = font_manager.FontProperties(family=FONTS, weight=weight)
-    return str(font_manager.findfont(wanted))
+class _Advances(dict[str, float]):
+    """The advance of each letter seen, in sizes of the font. Setting a whole text anew costs a millisecond or two."""
+
+    def __init__(self, weight: str) -> None:
+        super().__init__()
+        wanted = font_manager.FontProperties(family=FONTS, weight=weight)
+        self._font = font_manager.get_font(str(font_manager.findfont(wanted)))
+
+    def __missing__(self, letter: str) -> float:
+        self._font.set_size(100, 72)
+        glyph = self._font.load_char(ord(letter), flags=LoadFlags.NO_HINTING)
+        advance = self[letter] = glyph.linearHoriAdvance / 65536 / 100
+        return advance
+
+
+_advances = lru_cache(maxsize=2)(_Advances)
 
 
 def _number(value: float) -> str:
@@ -206,29 +219,60 @@ def _number(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
 
 
-def _path(points: Points, is_open: bool) -> str:
-    """Level and upright strokes, which are most of all, as H and V."""
-    (x, y), *rest = points
-    steps = [f"M{_number(x)} {_number(y)}"]
-    for across, down in rest:
-        if abs(down - y) < 0.05:
-            steps.append(f"H{_number(across)}")
-        elif abs(across - x) < 0.05:
-            steps.append(f"V{_number(down)}")
+class _Tenths(dict[int, str]):
+    """Tenths of a point as SVG says them. A path asks for the same few hundred over and over."""
+
+    def __missing__(self, tenths: int) -> str:
+        text = _number(tenths / 10)
+        if len(self) < MAX_TENTHS:
+            self[tenths] = text
+        return text
+
+
+_tenths = _Tenths()
+
+
+class _Paths:
+    """The strokes of the shapes of one picture, each worked out once where shapes share their points."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, str] = {}
+
+    def __call__(self, shape: Shape) -> str:
+        strokes = self._known.get(id(shape.points))
+        if strokes is None:
+            strokes = self._known[id(shape.points)] = _strokes(shape.points)
+        x, y = shape.points[0]
+        return f"M{_tenths[round(x * 10)]} {_tenths[round((y + shape.down) * 10)]}{strokes}" + "Z" * (not shape.is_open)
+
+
+def _strokes(points: Points) -> str:
+    """Each from where the last one ended, which is short and the same wherever a shape stands; level and upright ones,
+    which are most of all, as h and v."""
+    texts = _tenths
+    x, y = round(points[0][0] * 10), round(points[0][1] * 10)
+    steps: list[str] = []
+    for across, down in points[1:]:
+        right, below = round(across * 10) - x, round(down * 10) - y
+        if not below:
+            steps.append("h" + texts[right])
+        elif not right:
+            steps.append("v" + texts[below])
         else:
-            steps.append(f"L{_number(across)} {_number(down)}")
-        x, y = across, down
-    return "".join(steps) + ("" if is_open else "Z")
+            steps.append(f"l{texts[right]} {texts[below]}")
+        x += right
+        y += below
+    return "".join(steps)
 
 
-def _svg_shape(shape: Shape) -> str:
+def _svg_shape(shape: Shape, path_of: _Paths) -> str:
     fill = shape.fill or "none"
     if shape.hatch:
         fill = f"url(#{_pattern_id(str(shape.fill), shape.hatch, shape.edge)})"
     stroke = f' stroke="{shape.edge}" stroke-width="{shape.line:g}"' if shape.line else ""
     dash = f' stroke-dasharray="{" ".join(map(_number, shape.dash))}"' if shape.dash else ""
     data = "".join(f' data-{name}="{escape(value)}"' for name, value in shape.data.items())
-    path = f'<path d="{_path(shape.points, shape.is_open)}" fill="{fill}"{stroke}{dash}{data}'
+    path = f'<path d="{path_of(shape)}" fill="{fill}"{stroke}{dash}{data}'
     return f"{path}><title>{escape(shape.tip)}</title></path>" if shape.tip else f"{path}/>"
 
 

@@ -8,7 +8,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from itertools import pairwise
 from typing import overload
+
+SPELT_OUT = 50_000
+"""Moments. Of a longer step the pieces are asked."""
 
 
 class Series(Sequence[int]):
@@ -27,6 +31,13 @@ class Series(Sequence[int]):
     def spelt_out(self) -> tuple[int, ...]:
         rest = (level + more for level, piece in zip(self.levels, self.pieces, strict=True) for more in piece)
         return (self.first, *rest)
+
+    def tops(self, edges: Sequence[int]) -> list[int]:
+        """Between neighbours of `edges`, which go from 0 to the end, the first moment of the most."""
+        if len(self) > SPELT_OUT:
+            return [self.most(low, high)[1] for low, high in pairwise(edges)]
+        figures = self.spelt_out
+        return [figures.index(max(figures[low:high]), low) for low, high in pairwise(edges)]
 
     @cached_property
     def _tops(self) -> list[int]:

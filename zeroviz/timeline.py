@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from zeroviz.compare import place_text
-from zeroviz.course import Course, OpSpan, align, columns, course_of
+from zeroviz.course import Course, OpSpan, align, columns, course_of, edges_of
 from zeroviz.errors import TraceError
 from zeroviz.rank_trace import alike
 from zeroviz.scene import Reference
@@ -166,11 +166,11 @@ def distinct_ranks(drawn: Trace, measured: Trace | None = None) -> tuple[int, ..
 
 def _stretches(course: Course, phases: Sequence[Band], most: int) -> list[tuple[int, int, int]]:
     """Columns within each phase, in proportion to its moments."""
-    result: list[tuple[int, int, int]] = []
+    edges: list[int] = []
     for phase in phases:
         share = max(1, most * (phase.stop - phase.start) // len(course.device))
-        result += columns(course, phase.start, phase.stop, share)
-    return result
+        edges += edges_of(phase.start, phase.stop, share)
+    return columns(course, [*edges, len(course.device)])
 
 
 def _phases(course: Course) -> tuple[Band, ...]:
@@ -239,9 +239,9 @@ def _peak_line(trace: Trace, rank: int, part: Part) -> str:
 
 def _notes(drawn: Trace, measured: Trace | None, course: Course, part: Part) -> tuple[str, ...]:
     notes = list(drawn.notes)
-    if len(part.columns) < len(course.device):
+    if part.num_columns < len(course.device):
         notes.append(
-            f"{len(course.device):,} moments in {len(part.columns)} columns; each shows the moment at which it holds "
+            f"{len(course.device):,} moments in {part.num_columns} columns; each shows the moment at which it holds "
             "most."
         )
     if measured is not None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
 
 from zeroviz.axis import Tick, amount, axis_unit, axis_words, ticks
 from zeroviz.category import CATEGORY_ORDER, DEVICE_CATEGORIES, Category
 from zeroviz.course import Course, OpSpan
+from zeroviz.levels import Levels, Row
 
 NUM_TICKS = 6
 
@@ -38,13 +41,20 @@ class Column:
         return sum(self.held)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Part:
-    """One plot: the device's bytes or, of a step with offload, the host's. `axis_min` is not 0 where that is said."""
+    """One plot: the device's bytes or, of a step with offload, the host's. `axis_min` is not 0 where that is said.
+
+    Its columns side by side: `edges` has where each begins, and the end; `held` a row for each, of what
+    it holds of each of `categories`; measured and here are as `Column` says, None where there are none.
+    """
 
     where: str
     categories: tuple[Category, ...]
-    columns: tuple[Column, ...]
+    edges: Sequence[int]
+    held: Sequence[Row]
+    measured: Sequence[int] | None
+    here: Sequence[int] | None
     rest_nbytes: int
     axis_min: int
     axis_max: int
@@ -61,16 +71,31 @@ class Part:
     @property
     def most(self) -> int:
         """The largest sum drawn as areas."""
-        return max(column.total for column in self.columns)
+        return max(map(sum, self.held))
 
     @property
     def is_measured(self) -> bool:
-        return any(column.measured is not None for column in self.columns)
+        return self.measured is not None
 
     @property
     def has_artefacts(self) -> bool:
         """Whether this machine held anything beside the step's own bytes."""
-        return any(column.here is not None and column.here != column.measured for column in self.columns)
+        return self.here is not None and self.here != self.measured
+
+    @property
+    def num_columns(self) -> int:
+        return len(self.edges) - 1
+
+    @cached_property
+    def columns(self) -> tuple[Column, ...]:
+        """The columns one by one."""
+        nothing = [None] * self.num_columns
+        return tuple(
+            Column(low, high, held, line, dotted)
+            for (low, high), held, line, dotted in zip(
+                pairwise(self.edges), self.held, self.measured or nothing, self.here or nothing, strict=True
+            )
+        )
 
 
 @dataclass(frozen=True)
@@ -106,9 +131,8 @@ def device_part(
     course: Course, stretches: Sequence[Stretch], overlay: Overlay | None, *, from_rest: bool, is_own: bool
 ) -> Part:
     """What the device holds. is_own: the course was measured itself, so that its artefacts are its own line."""
-    held = course.held([moment for _, _, moment in stretches])
-    measured: Sequence[int | None] = [None] * len(stretches)
-    here = measured
+    held = course.levels([moment for _, _, moment in stretches])
+    measured = here = None
     if overlay is not None:
         measured = overlay.most(overlay.course.device, stretches)
         here = overlay.most(overlay.course.here, stretches)
@@ -123,8 +147,8 @@ def host_part(course: Course, stretches: Sequence[Stretch], overlay: Overlay | N
     if not course.uses_host and (overlay is None or not overlay.course.uses_host):
         return None
     stretches = [(low, high, course.host.most(low, high)[1]) for low, high, _ in stretches]
-    held = course.held([moment for _, _, moment in stretches])
-    line = [None] * len(stretches) if overlay is None else overlay.most(overlay.course.host, stretches)
+    held = course.levels([moment for _, _, moment in stretches])
+    line = None if overlay is None else overlay.most(overlay.course.host, stretches)
     categories = [category for category in CATEGORY_ORDER if category.on_host]
     return _part("held in the host's memory for the rank", categories, course, stretches, held, line, line, 0)
 
@@ -145,18 +169,16 @@ def _part(
     kind: Sequence[Category],
     course: Course,
     stretches: Sequence[Stretch],
-    held: Sequence[Mapping[Category, int]],
-    measured: Sequence[int | None],
-    here: Sequence[int | None],
+    levels: Levels,
+    measured: Sequence[int] | None,
+    here: Sequence[int] | None,
     start: int,
 ) -> Part:
-    present = [category for category in kind if any(one[category] for one in held)]
+    present = [category for category in levels.present if category in kind]
     order = sorted(present, key=lambda category: (category not in course.rest, category not in _SLOW_FIRST))
-    built = [
-        Column(low, high, tuple(one[category] for category in order), line, dotted)
-        for (low, high, _), one, line, dotted in zip(stretches, held, measured, here, strict=True)
-    ]
+    edges = [*(low for low, _, _ in stretches), stretches[-1][1]]
+    held = levels.of(order)
     rest = sum(course.rest.get(category, 0) for category in kind)
     at_rest = frozenset(category for category in order if category in course.rest)
-    part = Part(where, tuple(order), tuple(built), rest, start, 0, "", "", (), at_rest)
-    return reaching(part, max(max(column.total, column.measured or 0, column.here or 0) for column in built))
+    part = Part(where, tuple(order), edges, held, measured, here, rest, start, 0, "", "", (), at_rest)
+    return reaching(part, max(part.most, *(measured or ()), *(here or ()), 0))

@@ -91,9 +91,9 @@ class Lab:
     ) -> None:
         self._stop()
 
-    def url(self, workspace: str) -> str:
-        """The explorer's address in a workspace of its own."""
-        return f"http://127.0.0.1:{self.port}/lab/workspaces/{workspace}/tree/{NOTEBOOK}?token={self.token}"
+    def url(self, workspace: str, notebook: str = NOTEBOOK) -> str:
+        """A notebook's address, the explorer's by default, in a workspace of its own."""
+        return f"http://127.0.0.1:{self.port}/lab/workspaces/{workspace}/tree/{notebook}?token={self.token}"
 
     def end_kernels(self) -> None:
         """Shut every kernel down, or the next page would meet the old one."""
@@ -154,23 +154,8 @@ class ExplorerPage:
     @classmethod
     def open(cls, page: Page, address: str) -> Self:
         """Open the notebook, accept the kernel if asked, run its cell, and wait for the picture."""
-        page.goto(address)
-        cell = page.locator(".jp-CodeCell .cm-content").first
-        cell.wait_for(timeout=60_000)
         explorer = cls(page)
-        deadline = time.monotonic() + 90
-        while not explorer.root.count():
-            if time.monotonic() > deadline:
-                raise RuntimeError("the explorer did not appear within 90 s of running its cell")
-            accept = page.locator(".jp-Dialog .jp-mod-accept")
-            if accept.count():
-                accept.first.click()
-            # A key that comes before the kernel is ready is lost; running the cell twice does no harm.
-            page.wait_for_timeout(1000)
-            if not explorer.root.count() and page.locator(".jp-InputPrompt", has_text="[*]").count() == 0:
-                cell.click()
-                page.keyboard.press("Shift+Enter")
-            page.wait_for_timeout(2000)
+        run_first_cell(page, address, explorer.root)
         explorer.root.locator("svg.zeroviz-picture").wait_for(timeout=30_000)
         return explorer
 
@@ -234,6 +219,26 @@ class ExplorerPage:
         """Wait until the run's state is one of `states`."""
         wanted = ", ".join(f'.zeroviz-news[data-state="{state}"]' for state in states)
         self.root.locator(wanted).wait_for(timeout=timeout_s * 1000)
+
+
+def run_first_cell(page: Page, address: str, awaited: Locator) -> None:
+    """Open a notebook in Lab, accept the kernel if asked, and run its first cell until what is awaited is there."""
+    page.goto(address)
+    cell = page.locator(".jp-CodeCell .cm-content").first
+    cell.wait_for(timeout=60_000)
+    deadline = time.monotonic() + 90
+    while not awaited.count():
+        if time.monotonic() > deadline:
+            raise RuntimeError("what the cell shows did not appear within 90 s of running it")
+        accept = page.locator(".jp-Dialog .jp-mod-accept")
+        if accept.count():
+            accept.first.click()
+        # A key that comes before the kernel is ready is lost; running the cell twice does no harm.
+        page.wait_for_timeout(1000)
+        if not awaited.count() and page.locator(".jp-InputPrompt", has_text="[*]").count() == 0:
+            cell.click()
+            page.keyboard.press("Shift+Enter")
+        page.wait_for_timeout(2000)
 
 
 def launch(playwright: Playwright) -> Browser:

@@ -148,9 +148,16 @@ def test_the_timeline_follows_and_its_ops_say_their_bytes(explorer: ExplorerPage
         predict(RunSpec(model=PRESETS["tiny"], strategy=Strategy.ZERO2, ranks=2)), from_rest=False
     )
     wait_until(explorer, lambda: drawing.get_attribute("aria-label") == timeline.sentence)
-    tips = drawing.locator("[data-op] title").evaluate_all("tips => tips.map(tip => tip.textContent)")
-    peak = timeline.peak
-    assert any(f"at most {peak.nbytes:,} B" in tip and "block 2" in tip for tip in tips)
+    peak, tip = timeline.peak, explorer.root.locator(".zeroviz-tip")
+    explorer.root.get_by_role("button", name="to the op that holds the peak").click()
+    line = explorer.root.locator(".zeroviz-film-card .zeroviz-cursor-line").bounding_box()
+    assert line is not None
+    # The line stands on the op's last moment, of which the pointer may be half a pixel off.
+    explorer.page.mouse.move(line["x"] + line["width"] / 2 - 0.5, line["y"] + line["height"] / 2)
+    wait_until(explorer, tip.is_visible)
+    assert f"at most {peak.nbytes:,} B" in tip.inner_text() and "block 2" in tip.inner_text()
+    explorer.page.mouse.move(0, 0)
+    wait_until(explorer, lambda: not tip.is_visible())
     explorer.press("from-rest", "from rest")
     wait_until(explorer, lambda: "not at 0" in (drawing.text_content() or ""))
     explorer.press("from-rest", "from zero")

@@ -9,7 +9,7 @@ from itertools import accumulate, product
 import pytest
 
 from tests.every import pairs, settings_of
-from zeroviz.course import Course, align, columns, course_of
+from zeroviz.course import Course, align, columns, course_of, edges_of
 from zeroviz.models import PRESETS, bare
 from zeroviz.predict import predict
 from zeroviz.spec import Precision, RunSpec, UnitPolicy
@@ -88,8 +88,10 @@ def test_a_course_is_the_trace_moment_by_moment(spec: RunSpec) -> None:
 def test_columns_are_few_tile_the_step_and_lose_no_maximum(most: int) -> None:
     course = course_of(rank_of(RunSpec(model=PRESETS["tiny"], ranks=3)))
     start, stop = 5, len(course.device)
-    found = columns(course, start, stop, most)
-    assert len(found) == min(most, stop - start)
+    edges = edges_of(start, stop, most)
+    assert len(edges) == min(most, stop - start) and edges[0] == start
+    first, *found = columns(course, [0, *edges, stop])
+    assert first[:2] == (0, start)
     assert [low for low, _, _ in found] == [start, *(high for _, high, _ in found[:-1])] and found[-1][1] == stop
     for low, high, moment in found:
         assert low <= moment < high and course.device[moment] == max(course.device[low:high])

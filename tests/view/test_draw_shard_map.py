@@ -188,8 +188,8 @@ def test_the_parameters_panel_has_a_column_for_each_unit(name: str) -> None:
     assert len({(column.points[0][1], column.points[2][1]) for column in columns}) == 1
     top, bottom = columns[0].points[0][1], columns[0].points[2][1]
     lanes = [mark for mark in marks_of(paper_of(shard_map)) if mark.data["class"] == "param"]
-    assert top <= min(y for mark in lanes for _, y in mark.points)
-    assert bottom >= max(y for mark in lanes for _, y in mark.points)
+    assert top <= min(mark.down + y for mark in lanes for _, y in mark.points)
+    assert bottom >= max(mark.down + y for mark in lanes for _, y in mark.points)
     assert max(map(shapes.index, columns)) < min(shapes.index(mark) for mark in shapes if "kind" in mark.data)
     for column, shape in zip(shard_map.columns, columns, strict=True):
         is_wide = shape.points[1][0] - shape.points[0][0] >= LINE_POINTS

@@ -18,8 +18,8 @@ from zeroviz.state import Explorer
 from zeroviz.toggles import group_choices
 from zeroviz.wording import parameters_text
 
-RANKS = (*range(1, 9), 16, 32, 64)
-"""Up to 8 run on a laptop; the larger ones are for arithmetic."""
+RANKS = (*range(1, 65), *(2**power * eighths // 8 for power in range(6, 12) for eighths in range(9, 17)))
+"""Each up to 64, then eight to an octave, up to 4,096. A few run on a laptop; the others are for arithmetic."""
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 ACCUMULATIONS = (1, 2, 3, 4, 8, 16, 32, 64)
 SEQS = tuple(2**power for power in range(4, 18))

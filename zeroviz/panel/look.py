@@ -81,6 +81,10 @@ d='M5.2 5.9 9 9.7l3.8-3.8 1.2 1.2L9 12.1 4 7.1z'/%3E%3C/svg%3E"); }
 .zeroviz-code { font-size: 13px; line-height: 1.4; white-space: pre-wrap; overflow-wrap: anywhere; margin: 6px;
   user-select: all; color: #1a1a1a; }
 .zeroviz-film-card { cursor: col-resize; touch-action: none; }
+.zeroviz-stage { position: relative; }
+.zeroviz-tip { position: absolute; z-index: 20; max-width: 460px; padding: 5px 9px; border-radius: 4px; font-size: 14px;
+  line-height: 1.35; background: #222; color: #fff; pointer-events: none; }
+.zeroviz-tip[hidden] { display: none; }
 .zeroviz-moment { pointer-events: none; }
 .zeroviz-cursor-line { stroke: #b00060; stroke-width: 2.4; fill: #b00060; }
 .zeroviz-gathered-line { stroke: #b00060; stroke-width: 2.6; fill: none; }

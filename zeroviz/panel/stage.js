@@ -33,12 +33,26 @@ function mark(name, parent, attributes) {
   return made;
 }
 
+// The first place of an ascending list that is beyond x.
+function first(list, x) {
+  let low = 0;
+  let high = list.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (list[middle] <= x) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
 class Stage {
   constructor(model, root) {
     this.model = model;
     this.root = root;
     this.cards = {};
     this.overlays = {};
+    this.texts = {};
+    this.data = {};
     root.classList.add("zeroviz-stage");
     this.card("bars", root);
     this.card("map", this.section("map"));
@@ -117,6 +131,25 @@ class Stage {
     });
     for (const end of ["pointerup", "pointercancel"])
       film.addEventListener(end, () => film.removeEventListener("pointermove", point));
+    this.tip = element("div", "zeroviz-tip", this.root, { role: "tooltip", hidden: "" });
+    film.addEventListener("pointermove", (event) => this.tell(event));
+    film.addEventListener("pointerleave", () => (this.tip.hidden = true));
+  }
+
+  // The tooltip of the op under the pointer: at once, and not as small as a browser's own.
+  tell(event) {
+    const { tips, ends, top, bottom } = this.data.film;
+    const box = this.cards.film.querySelector("svg")?.getScreenCTM();
+    const x = box ? (event.clientX - box.e) / box.a : NaN;
+    const y = box ? (event.clientY - box.f) / box.d : NaN;
+    const number = ends && y >= top && y <= bottom ? first(ends, x) : ends?.length;
+    this.tip.hidden = !(number < ends?.length) || x < this.data.film.left;
+    if (this.tip.hidden) return;
+    this.tip.textContent = tips[number];
+    const room = this.root.getBoundingClientRect();
+    const left = Math.min(event.clientX - room.left + 14, room.width - this.tip.offsetWidth - 4);
+    this.tip.style.left = `${Math.max(4, left)}px`;
+    this.tip.style.top = `${event.clientY - room.top + 18}px`;
   }
 
   key(event) {
@@ -138,29 +171,32 @@ class Stage {
     const svg = this.cards.film.querySelector("svg");
     const box = svg.getScreenCTM();
     const x = (event.clientX - box.e) / box.a;
-    const xs = this.model.get("film").xs;
-    let low = 0;
-    let high = xs.length - 1;
-    while (high - low > 1) {
-      const middle = (low + high) >> 1;
-      if (xs[middle] <= x) low = middle;
-      else high = middle;
-    }
+    const xs = this.data.film.xs;
+    const high = Math.min(first(xs, x), xs.length - 1);
+    const low = Math.max(0, high - 1);
     return x - xs[low] <= xs[high] - x ? low : high;
   }
 
   // ---- a new picture ----
 
+  // What Python sent as one text; whether it is another one than before.
+  read(name) {
+    const text = this.model.get(name);
+    if (text === this.texts[name]) return false;
+    this.texts[name] = text;
+    this.data[name] = JSON.parse(text);
+    return true;
+  }
+
   draw() {
     const { model } = this;
     for (const name of PICTURES) {
-      const picture = model.get(name);
-      if (picture === this.cards[name].picture) continue;
-      this.cards[name].picture = picture;
-      this.cards[name].innerHTML = picture.svg ?? "";
+      if (!this.read(name)) continue;
+      this.cards[name].innerHTML = this.data[name].svg ?? "";
       this.overlays[name] = null;
     }
-    this.frames = model.get("frames");
+    this.read("frames");
+    this.frames = this.data.frames;
     this.fold();
     this.cursor = model.get("cursor");
     this.slider.max = Math.max(0, (this.frames.words?.length ?? 1) - 1);
@@ -214,7 +250,7 @@ class Stage {
   }
 
   onFilm(now) {
-    const { xs, top, bottom } = this.model.get("film");
+    const { xs, top, bottom } = this.data.film;
     const layer = this.overlay("film");
     if (!layer || !xs) return;
     layer.line ??= mark("path", layer, { class: "zeroviz-cursor-line" });
@@ -222,7 +258,7 @@ class Stage {
   }
 
   onBars(now) {
-    const { left, right, most, bars } = this.model.get("bars");
+    const { left, right, most, bars } = this.data.bars;
     const layer = this.overlay("bars");
     if (!layer || !bars) return;
     const x = left + ((right - left) * this.frames.nbytes[now]) / Math.max(1, most);
@@ -237,7 +273,7 @@ class Stage {
   }
 
   onMap(now) {
-    const { columns } = this.model.get("map");
+    const { columns } = this.data.map;
     const layer = this.overlay("map");
     if (!layer || !columns) return;
     layer.line ??= mark("path", layer, { class: "zeroviz-gathered-line" });

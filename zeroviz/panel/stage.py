@@ -6,6 +6,7 @@ the cursor. A toggle is one message with what it changed, however many pictures 
 
 from __future__ import annotations
 
+import json
 from base64 import b64encode
 from pathlib import Path
 from typing import Any
@@ -26,15 +27,20 @@ from zeroviz.style import label_of
 HEADINGS = {"map": "Who holds what", "timeline": "The whole step, op by op"}
 
 
+def _as_text(value: dict[str, Any], _: object) -> str:
+    """One text: of a value as it is, ipywidgets would visit every number in search of buffers."""
+    return json.dumps(value, separators=(",", ":"))
+
+
 class Stage(anywidget.AnyWidget):
     """What `state` shows, as pictures. `cursor` is the frame of the film; it is saved a moment after it has moved."""
 
     _esm = Path(__file__).with_name("stage.js")
 
-    bars = traitlets.Dict().tag(sync=True)
-    map = traitlets.Dict().tag(sync=True)
-    film = traitlets.Dict().tag(sync=True)
-    frames = traitlets.Dict().tag(sync=True)
+    bars = traitlets.Dict().tag(sync=True, to_json=_as_text)
+    map = traitlets.Dict().tag(sync=True, to_json=_as_text)
+    film = traitlets.Dict().tag(sync=True, to_json=_as_text)
+    frames = traitlets.Dict().tag(sync=True, to_json=_as_text)
     cursor = traitlets.Int(0).tag(sync=True)
     is_open = traitlets.Dict({"map": True, "timeline": True}).tag(sync=True)
     headings = traitlets.Dict(HEADINGS).tag(sync=True)

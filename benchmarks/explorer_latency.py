@@ -1,0 +1,221 @@
+"""From a slider's key to the new pictures painted: the explorer in JupyterLab and in Voila, beside the floor.
+
+Needs Chromium. Each page has the same slider of ranks, moved by one key at a time with a pause between:
+
+    floor       the slider updates one bare label: two hops over the websocket, the kernel's part, one frame
+    explorer    bars, shard map, film with its sentences, tables, of a 32-layer model about N = 64
+    matplotlib  the same three pictures, each drawn by matplotlib and sent as a PNG
+
+The pages take turns, so that what else the machine does falls on all of them. A move begins with the key event's own
+time stamp and ends one task after the frame that follows the last change under the page's root. The cursor's move is
+within the explorer and asks no kernel. Usage: python benchmarks/explorer_latency.py [lab] [voila]
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median, quantiles
+
+from playwright.sync_api import Locator, Page, sync_playwright
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.browser.lab import App, Lab, launch, run_first_cell
+
+NUM_MOVES, NUM_WARM = 36, 6
+SETTLE_MS = 450
+"""Between two moves; every change that a move makes comes within it, on a machine at rest."""
+FIRST_RANKS = 44
+"""So that the moves go from here to 86 or so by keys, around 64."""
+
+_SETUP = """
+import ipywidgets as widgets
+from zeroviz.models import PRESETS
+from zeroviz.panel.controls import RANKS
+"""
+CELLS = {
+    "floor": _SETUP
+    + f"""
+slider = widgets.SelectionSlider(options=RANKS, value={FIRST_RANKS})
+slider.add_class("zeroviz-ranks")
+label = widgets.Label("")
+slider.observe(lambda change: setattr(label, "value", str(change.new)), "value")
+root = widgets.VBox([slider, label])
+root.add_class("measured")
+root
+""",
+    "explorer": _SETUP
+    + f"""
+from zeroviz.panel import ExplorerPanel
+from zeroviz.state import Explorer
+page = ExplorerPanel(Explorer())
+page.state.choose(model=PRESETS["llama3-8b"], ranks={FIRST_RANKS}, seq=4096)
+page.add_class("measured")
+page
+""",
+    "matplotlib": _SETUP
+    + f"""
+from zeroviz import draw, draw_shard_map, draw_timeline
+from zeroviz.shard_map import build_shard_map
+from zeroviz.state import Explorer
+state = Explorer()
+state.choose(model=PRESETS["llama3-8b"], ranks={FIRST_RANKS}, seq=4096)
+slider = widgets.SelectionSlider(options=RANKS, value={FIRST_RANKS})
+slider.add_class("zeroviz-ranks")
+images = [widgets.Image(format="png", width=900) for _ in range(3)]
+def redraw(change):
+    state.choose(ranks=change.new)
+    papers = [
+        draw.paper_of(state.scene()),
+        draw_shard_map.paper_of(build_shard_map(state.spec)),
+        draw_timeline.paper_of(state.timeline()),
+    ]
+    for image, paper in zip(images, papers):
+        image.value = paper.file("png", "picture", "picture")
+slider.observe(redraw, "value")
+root = widgets.VBox([slider, *images])
+root.add_class("measured")
+root
+""",
+}
+
+# The mark of the last change wins: a frame after it, then one task, in which the frame is done.
+_WATCH = """root => {
+  const mark = () => requestAnimationFrame(() => {
+    const {port1, port2} = new MessageChannel();
+    port1.onmessage = () => { window.zerovizEnd = performance.now(); };
+    port2.postMessage(0);
+  });
+  new MutationObserver(mark).observe(root, {subtree: true, childList: true, attributes: true, characterData: true});
+  root.addEventListener("load", mark, true);
+  document.addEventListener("keydown", event => { window.zerovizStart = event.timeStamp; }, true);
+}"""
+
+
+class Measured:
+    """A page whose slider, or cursor, is moved and timed."""
+
+    def __init__(self, page: Page) -> None:
+        self.page, self.root = page, page.locator(".measured").last
+        self.root.evaluate(_WATCH)
+
+    def move(self, handle: Locator, key: str) -> float:
+        """Milliseconds of one key."""
+        handle.focus()
+        self.page.wait_for_timeout(60)
+        self.page.keyboard.press(key)
+        self.page.wait_for_timeout(SETTLE_MS)
+        return float(self.page.evaluate("window.zerovizEnd - window.zerovizStart"))
+
+    def slide(self) -> float:
+        return self.move(self.root.locator(".zeroviz-ranks .noUi-handle"), "ArrowRight")
+
+    def step(self) -> float:
+        return self.move(self.root.locator(".zeroviz-cursor"), "ArrowRight")
+
+
+class VoilaCell(App):
+    """A notebook of one cell in Voila."""
+
+    def __init__(self, home: Path, notebook: Path) -> None:
+        super().__init__(home)
+        self.notebook = notebook
+
+    def _command(self, options: list[str]) -> list[str]:
+        return [sys.executable, "-m", "voila", str(self.notebook), "--no-browser", f"--port={self.port}"]
+
+
+def written(folder: Path, name: str) -> Path:
+    """A notebook of one cell that names its kernel, so that Lab does not ask."""
+    source = [f"{line}\n" for line in CELLS[name].strip().split("\n")]
+    cell = {"cell_type": "code", "id": name, "metadata": {}, "outputs": [], "execution_count": None, "source": source}
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    path = folder / f"{name}.ipynb"
+    path.write_text(
+        json.dumps({"cells": [cell], "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5})
+    )
+    return path
+
+
+def in_lab(stack: ExitStack, home: Path, new_page: Callable[[], Page]) -> dict[str, Measured]:
+    lab = stack.enter_context(Lab(home))
+    pages: dict[str, Measured] = {}
+    for name in CELLS:
+        notebook = written(home / "notebooks", name)
+        page = new_page()
+        awaited = page.locator(".measured .noUi-handle")
+        run_first_cell(page, lab.url(name, f"notebooks/{notebook.name}"), awaited)
+        pages[name] = Measured(page)
+    return pages
+
+
+def in_voila(stack: ExitStack, home: Path, new_page: Callable[[], Page]) -> dict[str, Measured]:
+    pages: dict[str, Measured] = {}
+    for name in CELLS:
+        folder = home / name
+        folder.mkdir()
+        voila = stack.enter_context(VoilaCell(folder, written(home, name)))
+        page = new_page()
+        page.goto(voila.address)
+        page.locator(".measured .noUi-handle").first.wait_for(timeout=90_000)
+        pages[name] = Measured(page)
+    return pages
+
+
+def measure(pages: dict[str, Measured]) -> dict[str, list[float]]:
+    """Milliseconds a move, page by page in turn; the explorer's cursor is moved in its own turn."""
+    times: dict[str, list[float]] = {name: [] for name in (*pages, "cursor")}
+    for number in range(NUM_WARM + NUM_MOVES):
+        for name, page in pages.items():
+            page.page.bring_to_front()
+            taken = page.slide()
+            if number >= NUM_WARM:
+                times[name].append(taken)
+            if name == "explorer":
+                stepped = page.step()
+                if number >= NUM_WARM:
+                    times["cursor"].append(stepped)
+    return times
+
+
+def report(where: str, times: dict[str, list[float]]) -> None:
+    floor = median(times["floor"]), p95(times["floor"])
+    print(f"\n{where}: {NUM_MOVES} moves each, one at a time")
+    print(f"{'':12}{'median':>11}{'p95':>11}{'of the floor: median':>23}{'p95':>7}")
+    for name, taken in times.items():
+        middle, high = median(taken), p95(taken)
+        print(f"{name:12}{middle:8.1f} ms{high:8.1f} ms{middle / floor[0]:23.2f}{high / floor[1]:7.2f}")
+
+
+def p95(taken: list[float]) -> float:
+    return quantiles(taken, n=20)[-1]
+
+
+def main() -> None:
+    wanted = sys.argv[1:] or ["lab", "voila"]
+    places = {"lab": in_lab, "voila": in_voila}
+    if unknown := set(wanted) - set(places):
+        sys.exit(f"{', '.join(sorted(unknown))} was asked for; there are lab and voila.")
+    with sync_playwright() as playwright:
+        browser = launch(playwright)
+        print(f"{platform.machine()}, Python {platform.python_version()}, Chromium {browser.version}")
+        for where in wanted:
+            home = Path(tempfile.mkdtemp(prefix="zeroviz-latency-"))
+            try:
+                with ExitStack() as stack:
+                    new_page = lambda: browser.new_page(viewport={"width": 1400, "height": 1300})  # noqa: E731
+                    report(where, measure(places[where](stack, home, new_page)))
+            finally:
+                shutil.rmtree(home, ignore_errors=True)
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
