@@ -123,7 +123,7 @@ def _build_parser() -> tuple[_Parser, dict[str, argparse.ArgumentParser]]:
     rehearse = command("rehearse", _rehearse, "run the real step on tensors without memory: any model, any N")
     validate = command("validate", _validate, "work out every published figure again; exit code 1 if one does not hold")
     budget = command("budget", _budget, "what fits a GPU: the smallest N, the largest batch, the longest sequence")
-    compare = command("compare", answer_compare, "two to four side by side: implementations, strategies, or files")
+    compare = command("compare", answer_compare, "two to five side by side: implementations, strategies, or files")
     bench = command("bench", answer_bench, "our own step beside other implementations', in turn, as ratios")
     doctor = command("doctor", _doctor, "check devices, collectives and leftovers on this machine")
     explore = command("explore", lambda args: 0, "open the explorer in JupyterLab; further words go to the server")

@@ -10,20 +10,20 @@ from typing import Any
 
 from zeroviz.cli_files import check_outputs
 from zeroviz.cli_spec import spec_from_args, spec_options
-from zeroviz.errors import SpecError, TraceError
+from zeroviz.errors import SpecError
+from zeroviz.intake import read_trace
 from zeroviz.predict import predict
 from zeroviz.settings import SETTINGS
 from zeroviz.side_by_side import MAX_TRACES, MIN_TRACES, names_of
 from zeroviz.spec import Implementation, RunSpec, Strategy, parse_enum
 from zeroviz.trace import Origin, Trace
 
-MAX_FILE_NBYTES = 200 * 2**20
 _LISTS = ("impls", "strategies")
 
 
 def add_compare_options(parser: argparse.ArgumentParser) -> None:
     """Add what is asked beside the training step. Values stay text, as in `add_spec_options`."""
-    parser.add_argument("files", metavar="FILE", nargs="*", help="traces that --trace has written, two to four")
+    parser.add_argument("files", metavar="FILE", nargs="*", help="traces that --trace has written, two to five")
     group = parser.add_argument_group("the comparison, where no files are given")
     group.add_argument("--impls", metavar="I,I", help="implementations of one strategy, such as own,fsdp1,fsdp2")
     group.add_argument("--strategies", metavar="S,S", help="strategies of one implementation, such as ddp,zero1,zero3")
@@ -55,26 +55,10 @@ def answer_compare(args: argparse.Namespace) -> int:
     return _print_all(args, predicted, runs)
 
 
-def read_trace(path: Path) -> Trace:
-    """A trace that `--trace` wrote. TraceError with one sentence for anything else."""
-    try:
-        if path.stat().st_size > MAX_FILE_NBYTES:
-            raise TraceError(f"{path} is larger than {MAX_FILE_NBYTES:,} bytes, which no trace is.")
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise TraceError(f"{path} cannot be read ({error.strerror}).") from None
-    except UnicodeDecodeError:
-        raise TraceError(f"{path} is no text, so it is no trace; give a file that --trace has written.") from None
-    try:
-        return Trace.from_json(text)
-    except TraceError as error:
-        raise TraceError(f"{path}: {error}") from None
-
-
 def _specs(args: argparse.Namespace) -> list[RunSpec]:
     """One spec for each name in --impls, or in --strategies."""
     if args.impls is None and args.strategies is None:
-        raise SpecError("Nothing to compare: give two to four files, or --impls own,fsdp2, or --strategies ddp,zero3.")
+        raise SpecError("Nothing to compare: give two to five files, or --impls own,fsdp2, or --strategies ddp,zero3.")
     if args.impls is not None and args.strategies is not None:
         raise SpecError(
             f"--impls is {args.impls!r} and --strategies is {args.strategies!r}; give one of the two lists, and of the "

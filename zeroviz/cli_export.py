@@ -6,11 +6,11 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from zeroviz.cli_compare import read_trace
 from zeroviz.cli_files import check_writable
 from zeroviz.cli_spec import spec_from_args, spec_options
 from zeroviz.errors import SpecError
 from zeroviz.export import Format, export
+from zeroviz.intake import read_trace
 from zeroviz.predict import predict
 from zeroviz.spec import parse_enum
 from zeroviz.trace import Origin, Trace

@@ -1,4 +1,4 @@
-"""Two to four specs on one axis: how implementations, or strategies, of the same model differ.
+"""Two to five specs on one axis: how implementations, strategies or models differ.
 
 A spec has one row, or two where it was run: that of the rank which peaks highest. Where ranks differ a note says by how
 much, since the smallest is what a mean would hide.
@@ -17,10 +17,11 @@ from zeroviz.spec import RunSpec
 from zeroviz.trace import RankTrace, Trace
 from zeroviz.wording import batch_words, parameters_text, recipe_sum
 
-MIN_TRACES, MAX_TRACES = 2, 4
+MIN_TRACES, MAX_TRACES = 2, 5
 
 # What a spec is called by where it differs from the others, in this order.
 _WORDS: Sequence[tuple[str, Callable[[RunSpec], str]]] = (
+    ("model", lambda spec: spec.model.name),
     ("implementation", lambda spec: spec.impl.value),
     ("strategy", lambda spec: spec.strategy.label),
     ("settings", lambda spec: ", ".join(f"{name} {_plain(value)}" for name, value in spec.settings.to_dict().items())),
@@ -39,7 +40,7 @@ _WORDS: Sequence[tuple[str, Callable[[RunSpec], str]]] = (
 def side_by_side(traces: Sequence[Trace], measured: Mapping[RunSpec, Trace] | None = None) -> Scene:
     """The picture of `traces`, one row each, and under it the run of the same spec where `measured` has one.
 
-    Raises TraceError unless there are two to four, of one model, each of another spec.
+    Raises TraceError unless there are two to five, each of another spec.
     """
     runs = measured or {}
     specs = [trace.spec for trace in traces]
@@ -85,10 +86,6 @@ def names_of(specs: Sequence[RunSpec]) -> list[str]:
     picture."""
     if not MIN_TRACES <= len(specs) <= MAX_TRACES:
         raise TraceError(f"{len(specs)} were given to be compared; a picture takes {MIN_TRACES} to {MAX_TRACES}.")
-    models = {spec.model for spec in specs}
-    if len(models) > 1:
-        found = ", ".join(sorted(model.name for model in models))
-        raise TraceError(f"Traces of different models ({found}) were given; those of one model share a picture.")
     if len(set(specs)) < len(specs):
         raise TraceError("Two of the traces are of the same spec; a prediction and its run are one row and its twin.")
     differing = [say for what, say in _WORDS if len(_said(what, say, specs)) > 1]
@@ -100,12 +97,14 @@ def names_of(specs: Sequence[RunSpec]) -> list[str]:
 
 def heading(specs: Sequence[RunSpec], names: Sequence[str]) -> str:
     """What is common to all; then their names, where these are short."""
-    said = [_said(*words, specs) for words in _WORDS if words[0] in ("strategy", "ranks", "groups", "precision")]
+    said = [
+        _said(*words, specs) for words in _WORDS if words[0] in ("model", "strategy", "ranks", "groups", "precision")
+    ]
     same = [next(iter(words)) for words in said if len(words) == 1]
-    what = ", ".join([specs[0].model.name, *same])
+    what = ", ".join(same) + ": " if same else ""
     if any("," in name for name in names):
-        return f"{what}: {len(names)} side by side"
-    return f"{what}: {', '.join(names[:-1])} and {names[-1]}"
+        return f"{what}{len(names)} side by side"
+    return f"{what}{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _said(what: str, say: Callable[[RunSpec], str], specs: Sequence[RunSpec]) -> set[str]:
@@ -123,9 +122,12 @@ def highest(trace: Trace) -> RankTrace:
 
 
 def _model(specs: Sequence[RunSpec]) -> str:
-    """Its parameters, and the batch where that is the same for all."""
+    """The parameters, and the batch where that is the same for all."""
+    models = list(dict.fromkeys(spec.model for spec in specs))
+    if len(models) > 1:
+        return "; ".join(f"{model.name}: {parameters_text(model)}" for model in models)
     batches = {batch_words(spec) for spec in specs}
-    return parameters_text(specs[0].model) + (batches.pop() if len(batches) == 1 else "")
+    return parameters_text(models[0]) + (batches.pop() if len(batches) == 1 else "")
 
 
 def _recipes(specs: Sequence[RunSpec], names: Sequence[str]) -> str:

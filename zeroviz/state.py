@@ -8,25 +8,24 @@ is one asyncio task on the kernel's main loop; nothing that is called from a wid
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
-import re
-import threading
-from collections.abc import Coroutine, Iterator, Mapping
-from concurrent.futures import Future
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
-from traitlets import Bool, Float, HasTraits, Instance, Int, TraitError, Unicode, UseEnum, observe
+from traitlets import Bool, Float, Instance, Int, TraitError, Tuple, Unicode, UseEnum, observe
 
-from zeroviz.backend import Backend, Progress, RunState
+from zeroviz.backend import Backend, RunState
 from zeroviz.capacities import DEFAULT_GPU, DEFAULT_RESERVE_NBYTES, parse_capacity
 from zeroviz.command import command_line
-from zeroviz.errors import RunError, SpecError, ZerovizError
+from zeroviz.errors import SpecError, TraceError, ZerovizError
 from zeroviz.heatmap import HeatMap, Upward, build_heatmap
 from zeroviz.implementations import can_rehearse
+from zeroviz.intake import take_in
 from zeroviz.models import PRESETS, ModelShape
 from zeroviz.peak import peak_of
+from zeroviz.pins import Comparison, Pin, compare_pins, with_pin
 from zeroviz.precision import OWN_PRECISIONS
 from zeroviz.predict import predict
 from zeroviz.quantity import format_nbytes
@@ -34,21 +33,17 @@ from zeroviz.rank_trace import alike
 from zeroviz.scene import Reference, Scene, build_scene
 from zeroviz.settings import BackwardPrefetch
 from zeroviz.spec import DType, Implementation, Offload, Optimizer, Precision, RunSpec, Strategy, UnitKind, Zero1Form
+from zeroviz.state_runs import Runs
 from zeroviz.timeline import Timeline, build_timeline, distinct_ranks
-from zeroviz.toggles import TOGGLES, applies, largest, settle, spec_of
-from zeroviz.trace import Trace
-from zeroviz.wording import title
+from zeroviz.toggles import TOGGLES, applies, largest, settle, spec_of, toggles_of
+from zeroviz.trace import Origin
 
-MAX_RUNS_KEPT = 8
 MAX_TIMES_LONGER = 8  # an axis beyond this many times the longest bar leaves its parts too narrow to be told apart
 MAX_UNDONE = 100
 """Changes that can be undone, the newest."""
-STOPPED = "stopped; no engines are running"
-_BUSY = (RunState.STARTING, RunState.RUNNING)
-_log = logging.getLogger(__name__)
 
 
-class Explorer(HasTraits):
+class Explorer(Runs):
     """One state of the explorer. Set a toggle, or several at once with `choose`; the rest follows.
 
     The toggles are those of `zeroviz.toggles`. predicted and measured are traces of the toggles as they stand; measured
@@ -59,6 +54,7 @@ class Explorer(HasTraits):
     What is looked at, and changes no number: zoom, whether the picture's axis ends at its own longest bar, instead of
     at DDP's, which leaves bars comparable over strategies and ranks. rank: whose step the timeline shows. from_rest:
     whether its axis begins at what is held at rest. gpu and upward: the capacity and the rows of the map of what fits.
+    pins: states kept to be compared.
     """
 
     model = Instance(ModelShape)
@@ -95,30 +91,16 @@ class Explorer(HasTraits):
     zoom = Bool(False)
     rank = Int(0)
     from_rest = Bool(False)
+    pins = Tuple()
     gpu = Unicode(DEFAULT_GPU)
     upward = UseEnum(Upward, default_value=Upward.BATCH)
-
-    run_state = UseEnum(RunState, default_value=RunState.IDLE)
-    message = Unicode("")
-    notice = Unicode("")
-    error = Unicode("")
-    predicted = Instance(Trace)
-    measured = Instance(Trace, allow_none=True)
-    earlier = Bool(False)
 
     def __init__(self, backend: Backend | None = None, loop: asyncio.AbstractEventLoop | None = None) -> None:
         """`loop` is where runs live: in a notebook, `asyncio.get_running_loop()` of the cell. Without it, or without a
         backend, nothing can be run."""
-        self.lock = threading.RLock()
-        self._backend, self._loop = backend, loop
-        self._choosing = self._stopping = self._has_engines = False
-        self._runs: dict[RunSpec, Trace] = {}
-        self._run_spec: RunSpec | None = None
-        self._unfinished: set[RunSpec] = set()
-        self._last_news = ""
-        self._tasks: set[Future[None]] = set()
+        self._choosing = False
         self._before: list[dict[str, Any]] = []  # the toggles of earlier states
-        super().__init__(model=PRESETS["tiny"])
+        super().__init__(backend, loop, model=PRESETS["tiny"])
         self.opening = self.toggles
         self.predicted = predict(spec_of(self.toggles))
 
@@ -128,11 +110,6 @@ class Explorer(HasTraits):
     def toggles(self) -> dict[str, Any]:
         """The toggles by name."""
         return {name: getattr(self, name) for name in TOGGLES}
-
-    @property
-    def spec(self) -> RunSpec:
-        """The toggles as a RunSpec: always a valid one."""
-        return self.predicted.spec
 
     def choose(self, **toggles: Any) -> bool:
         """Set toggles together and predict, or refuse: then nothing changes and `error` says why.
@@ -181,6 +158,23 @@ class Explorer(HasTraits):
         """The opening state; an undo takes it back."""
         self.start_from({})
 
+    def take_in(self, text: str, name: str = "") -> bool:
+        """Go to what a text says: a config.json's model, a number of parameters, a recorded trace, or the path of a
+        file with one of them. Refuses as `choose` does, with one sentence."""
+        with self.lock:
+            try:
+                taken = take_in(text, name)
+                toggles = {"model": taken.model} if taken.trace is None else toggles_of(taken.trace.spec)
+            except ZerovizError as error:
+                self.error, self.notice = str(error), ""
+                return False
+            if not self.choose(**toggles):
+                return False
+            if taken.trace is not None and taken.trace.origin is not Origin.PREDICTED:
+                self._keep_run(self.spec, replace(taken.trace, spec=self.spec))
+            self.notice = " ".join(note for note in (self.notice, *taken.notes) if note)
+            return True
+
     @contextmanager
     def _choose(self) -> Iterator[None]:
         self._choosing = True
@@ -207,11 +201,35 @@ class Explorer(HasTraits):
         """The largest value of a toggle that the model and the units leave room for."""
         return largest(name, self.spec)
 
-    # ---- what the views show ----
+    # ---- pinned states ----
 
-    def _show_run(self) -> None:
-        self.measured = self._runs.get(self.spec)
-        self.earlier = self.measured is not None and self.spec in self._unfinished
+    def pin(self) -> bool:
+        """Pin this state, or say why not. Pinned again, it is the newer one with its run."""
+        with self.lock:
+            try:
+                self.pins = with_pin(self.pins, Pin(self.toggles, self.predicted, self.measured))
+            except TraceError as error:
+                self.error, self.notice = str(error), ""
+                return False
+            self.error = ""
+            return True
+
+    def unpin(self, number: int) -> None:
+        """Take out the pin of this number; nothing where there is none."""
+        with self.lock:
+            self.pins = tuple(pin for place, pin in enumerate(self.pins) if place != number)
+
+    def go_to_pin(self, number: int) -> None:
+        """Set the toggles of a pinned state; nothing where there is none."""
+        with self.lock:
+            if 0 <= number < len(self.pins):
+                self.choose(**self.pins[number].toggles)
+
+    def comparison(self) -> Comparison | None:
+        """Pinned states beside this one; None where there is nothing to compare."""
+        return compare_pins(self.pins, self.predicted, self.measured)
+
+    # ---- what the views show ----
 
     def scene(self) -> Scene:
         """The picture of this state."""
@@ -260,122 +278,6 @@ class Explorer(HasTraits):
         line = command_line("rehearse", self.spec)
         return f" In a terminal, `{line}` runs the same code on tensors without memory."
 
-    @property
-    def other_run(self) -> str:
-        """A sentence when the last run was of another state than the one shown; else empty."""
-        if self._run_spec not in self._runs or self.measured is not None or self.busy or self._run_spec == self.spec:
-            return ""
-        return f"The last run was of another state ({title(self._run_spec)}); it is not in the picture."
-
-    # ---- the run ----
-
-    @property
-    def busy(self) -> bool:
-        """Whether a run is under way."""
-        return self.run_state in _BUSY
-
-    @property
-    def can_stop(self) -> bool:
-        """Whether there is a run, or engines that one left warm."""
-        return self.busy or self.is_warm
-
-    @property
-    def is_warm(self) -> bool:
-        """Whether engines stand. A backend that knows is asked: another explorer may have started or ended them."""
-        return bool(getattr(self._backend, "is_warm", self._has_engines))
-
-    def run(self) -> None:
-        """Start a live run of this state and return at once. While one is under way, a second press does nothing."""
-        loop = self._running_loop()
-        with self.lock:
-            if self.busy:
-                return
-            spec = self._run_spec = self.spec
-            self._stopping = False
-            self.error = self.notice = ""
-            self.message = f"{title(spec)}: asking for {spec.ranks} {'engine' if spec.ranks == 1 else 'engines'}"
-            self.run_state = RunState.STARTING
-            self._spawn(self._run(spec), loop)
-
-    def stop(self) -> None:
-        """Stop the run and the engines, and return at once."""
-        loop = self._running_loop()
-        with self.lock:
-            self._stopping = True
-            self.message = "stopping"
-            self._spawn(self._stop(), loop)
-
-    def _running_loop(self) -> asyncio.AbstractEventLoop:
-        if self._loop is None or self._backend is None:
-            raise RunError("This explorer has no event loop to run on; make it in a notebook cell.")
-        return self._loop
-
-    def _spawn(self, work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) -> None:
-        task = asyncio.run_coroutine_threadsafe(work, loop)
-        self._tasks.add(task)  # or it may be collected while it waits
-        task.add_done_callback(self._tasks.discard)
-
-    async def _run(self, spec: RunSpec) -> None:
-        assert self._backend is not None
-        try:
-            trace = await self._backend.run(spec, self._progress)
-        except SpecError as error:
-            self._ended(spec, "not started", _without_shell(error))  # and engines of an earlier run still stand
-        except ZerovizError as error:
-            self._has_engines = False
-            self._ended(spec, "failed", _without_shell(error))
-        except Exception as error:
-            _log.exception("The backend failed on %s", title(spec))
-            self._ended(spec, "failed", f"The run failed inside zeroviz ({type(error).__name__}: {error}).")
-        except asyncio.CancelledError:
-            self._stopping = True
-            self._ended(spec, "", "")
-            raise
-        else:
-            with self.lock, self.hold_trait_notifications():
-                self._runs.pop(spec, None)
-                self._runs[spec] = trace
-                for oldest in list(self._runs)[:-MAX_RUNS_KEPT]:
-                    del self._runs[oldest]
-                self._unfinished &= self._runs.keys()
-                self._unfinished.discard(spec)
-                self._show_run()
-                self._has_engines = True
-                self.run_state, self.message = RunState.DONE, self._last_news
-
-    async def _stop(self) -> None:
-        """The run, if there is one, ends by itself with RunError."""
-        assert self._backend is not None
-        try:
-            await self._backend.stop()
-        except ZerovizError as error:
-            self.error = str(error)
-            return
-        with self.lock:
-            self._has_engines = False
-            if not self.busy:
-                self.run_state, self.message = RunState.STOPPED, STOPPED
-
-    def _ended(self, spec: RunSpec, message: str, error: str) -> None:
-        """A run came to its end without a trace: by Stop, or by `error`."""
-        with self.lock, self.hold_trait_notifications():
-            if spec in self._runs:
-                self._unfinished.add(spec)
-            self._show_run()
-            if self._stopping:
-                self.run_state, self.message = RunState.STOPPED, STOPPED
-            else:
-                self.run_state, self.message, self.error = RunState.FAILED, f"{message}: {title(spec)}", error
-
-    def _progress(self, news: Progress) -> None:
-        with self.lock:
-            self._last_news = news.message
-            # That it is done is said when its trace is here to be seen.
-            if self.busy and news.state in _BUSY and not self._stopping:
-                what = title(self._run_spec) if self._run_spec else ""
-                self.message = news.message if what in news.message else f"{what}: {news.message}"
-                self.run_state = news.state
-
 
 def ddp_peak(spec: RunSpec) -> Reference:
     """The peak of the same step with nothing sharded and no option set, so that an option moves the bars and not the
@@ -389,9 +291,3 @@ def ddp_peak(spec: RunSpec) -> Reference:
     options = ("optimizer", "grad_dtype", "checkpointing", "offload", "accumulation")
     is_plain = precision is spec.precision and all(getattr(spec, name) == getattr(plain, name) for name in options)
     return Reference(peak_of(plain).total, "peak of DDP" if is_plain else "peak of plain DDP")
-
-
-def _without_shell(error: ZerovizError) -> str:
-    """A refusal for this page, where the prediction that a shell would be advised to ask for stands already."""
-    words = re.sub(r", or (?:use )?`zeroviz predict`[^.]*\.", "; its prediction is the picture.", str(error))
-    return re.sub(r"Use `zeroviz predict`, or ", "Its prediction is the picture; to run it, use ", words)

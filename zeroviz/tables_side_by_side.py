@@ -1,4 +1,4 @@
-"""The text twin of a side-by-side picture: what two to four specs of one model hold and send, column by column."""
+"""The text twin of a side-by-side picture: what two to five specs hold and send, column by column."""
 
 from __future__ import annotations
 

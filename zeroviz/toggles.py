@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from zeroviz.errors import SpecError
 from zeroviz.implementations import PAIRS, PRECISIONS, has_option
 from zeroviz.models import Family, ModelShape
 from zeroviz.partition import plan_for
@@ -51,6 +52,22 @@ def spec_of(toggles: Mapping[str, Any]) -> RunSpec:
     checkpointing = Checkpointing(toggles["region"] if toggles["checkpointing"] else 0)
     settings = Settings(**{name: toggles[name] for name in SETTINGS})
     return RunSpec(unit=unit, checkpointing=checkpointing, settings=settings, **fields)
+
+
+def toggles_of(spec: RunSpec) -> dict[str, Any]:
+    """The toggles that ask for `spec`, its steps and its seed apart, which move no byte. Raises SpecError for a unit of
+    so many elements, which no toggle sets."""
+    if spec.unit.kind is UnitKind.NUMEL:
+        raise SpecError(f"unit is {spec.unit}; the explorer's units are model, block, block:N and layer.")
+    toggles = {name: getattr(spec, name) for name in TOGGLES if hasattr(spec, name)}
+    blocks = spec.unit.count if spec.unit.kind is UnitKind.BLOCK else 1
+    apart = {
+        "unit": spec.unit.kind,
+        "blocks": blocks,
+        "checkpointing": spec.checkpointing.blocks > 0,
+        "region": max(1, spec.checkpointing.blocks),
+    }
+    return {**toggles, **apart, **{name: getattr(spec.settings, name) for name in SETTINGS}}
 
 
 def applies(name: str, toggles: Mapping[str, Any]) -> bool:
@@ -120,9 +137,12 @@ def settle(wanted: dict[str, Any], given: Mapping[str, Any]) -> list[str]:
         follow("prefetch", 0, f"{strategy.label} gathers nothing ahead")
         if wanted["offload"].moves_params:
             follow("offload", Offload.OPTIMIZER, f"{strategy.label} keeps its parameters whole on the device")
+    if not model.layers:
+        follow("unit", UnitKind.MODEL, f"{model.name} is a number of parameters, without blocks")
+        follow("checkpointing", False, "there are no blocks to recompute")
     if wanted["unit"] is not UnitKind.BLOCK:
         follow("blocks", 1, "")
-    elif wanted["blocks"] > model.layers:
+    elif wanted["blocks"] > max(1, model.layers):
         follow("blocks", model.layers, f"{model.name} has {model.layers} blocks")
     if not wanted["checkpointing"]:
         follow("region", 1, "")

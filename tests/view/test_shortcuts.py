@@ -1,19 +1,23 @@
-"""Examples, undo and reset; and what can be taken away."""
+"""Examples, undo and reset; what is given to the page, and what can be taken away."""
 
 from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
 
 import pytest
 
 from zeroviz.examples import EXAMPLES
 from zeroviz.export import Format, export
+from zeroviz.models import PRESETS, bare
+from zeroviz.panel.intake import PIECE_LETTERS, Intake
 from zeroviz.panel.panel import ExplorerPanel
 from zeroviz.panel.shortcuts import CHOOSE
 from zeroviz.predict import predict
 from zeroviz.spec import RunSpec, Strategy
 from zeroviz.state import MAX_UNDONE, Explorer
+from zeroviz.trace import Origin
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -121,3 +125,54 @@ def test_the_state_stands_there_as_code_and_as_a_command() -> None:
     page.take.button.value = True
     page.state.choose(ranks=7)
     assert "RunSpec(" in page.take.picture.value and "--ranks 7" in page.take.picture.value
+
+
+# ---- what is given: another model, a recorded trace ----
+
+
+def sent(intake: Intake, text: str, name: str = "", letters: int = PIECE_LETTERS) -> None:
+    """As the page sends it: in pieces."""
+    pieces = [text[at : at + letters] for at in range(0, len(text), letters)] or [""]
+    for number, piece in enumerate(pieces):
+        message = {"name": name, "number": number, "text": piece, "is_last": number == len(pieces) - 1}
+        intake._told(intake, message, [])
+
+
+def test_a_pasted_model_is_the_states_and_undo_takes_it_back() -> None:
+    state = Explorer()
+    intake = Intake(state)
+    sent(intake, "7.5B")
+    assert state.model == bare(7_500_000_000) and intake.taken == 1 and not state.error
+    config = {"model_type": "gpt2", "n_embd": 55, "n_layer": 3, "n_head": 5, "vocab_size": 257, "n_positions": 128}
+    sent(intake, json.dumps(config, indent=2), "mine.json", letters=7)
+    assert state.model.name == "mine" and "." in state.notice
+    state.undo()
+    assert state.model == bare(7_500_000_000)
+    before = state.toggles
+    sent(intake, "{")
+    assert state.toggles == before and "not valid JSON" in state.error and intake.taken == 2
+
+
+def test_a_recorded_trace_stands_beside_its_prediction() -> None:
+    state = Explorer()
+    intake = Intake(state)
+    spec = RunSpec(model=PRESETS["tiny-llama"], strategy=Strategy.HYBRID_SHARD, ranks=6, shard_ranks=3, steps=4, seed=9)
+    trace = replace(predict(spec), origin=Origin.LIVE)
+    sent(intake, trace.to_json(), "trace.json")
+    assert (state.strategy, state.ranks, state.shard_ranks) == (Strategy.HYBRID_SHARD, 6, 3)
+    assert state.measured is not None and state.measured.origin is Origin.RECORDED
+    assert {row.origin for row in state.scene().rows} == {Origin.PREDICTED, Origin.RECORDED}
+    assert state.timeline().overlaid == "recorded"
+    before = state.toggles
+    for broken in (trace.to_json()[:-50], trace.to_json().replace('"schema": "', '"schema": "newer-', 1)):
+        sent(intake, broken)
+        assert state.error and state.toggles == before and state.measured is not None
+
+
+def test_a_file_that_is_too_large_is_never_read() -> None:
+    state = Explorer()
+    intake = Intake(state)
+    before = state.toggles
+    intake._told(intake, {"name": "weights.json", "nbytes": 200_000_000}, [])
+    assert state.error.startswith("weights.json holds 200 MB; the page takes files of at most 64 MB")
+    assert state.toggles == before

@@ -30,7 +30,8 @@ from zeroviz.spec import (
     UnitPolicy,
     Zero1Form,
 )
-from zeroviz.state import MAX_RUNS_KEPT, Explorer
+from zeroviz.state import Explorer
+from zeroviz.state_runs import MAX_RUNS_KEPT
 from zeroviz.toggles import TOGGLES, spec_of
 from zeroviz.trace import Origin
 

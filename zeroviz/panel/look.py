@@ -82,6 +82,9 @@ d='M5.2 5.9 9 9.7l3.8-3.8 1.2 1.2L9 12.1 4 7.1z'/%3E%3C/svg%3E"); }
   user-select: all; color: #1a1a1a; }
 .zeroviz-film-card { cursor: col-resize; touch-action: none; }
 .zeroviz-stage { position: relative; }
+.zeroviz-intake-text { width: 100%; box-sizing: border-box; font: 13px monospace; resize: vertical; }
+.zeroviz-intake-row { display: flex; gap: 8px; align-items: center; flex-wrap: wrap; font-size: 13px; }
+.zeroviz-dropping { outline: 4px dashed #0072B2; outline-offset: -4px; }
 .zeroviz-tip { position: absolute; z-index: 20; max-width: 460px; padding: 5px 9px; border-radius: 4px; font-size: 14px;
   line-height: 1.35; background: #222; color: #fff; pointer-events: none; }
 .zeroviz-tip[hidden] { display: none; }

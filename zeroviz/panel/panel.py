@@ -10,7 +10,9 @@ import ipywidgets as widgets  # type: ignore[import-untyped]
 
 from zeroviz.panel.controls import Controls
 from zeroviz.panel.fit import FitSection
+from zeroviz.panel.intake import Intake
 from zeroviz.panel.look import CSS
+from zeroviz.panel.pinned import Pinned
 from zeroviz.panel.shortcuts import Shortcuts
 from zeroviz.panel.stage import Stage
 from zeroviz.panel.tables import tables_html
@@ -32,14 +34,16 @@ class ExplorerPanel(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no 
         self.news.add_class("zeroviz-live")
         self.stage = Stage(state)
         self.fit = FitSection(state)
+        self.pinned = Pinned(state)
         self.take = TakeAway(state, self.stage)
         self.shortcuts = Shortcuts(state)
+        self.intake = Intake(state)
         self.tables = widgets.HTML()
         bar = widgets.Box([self.run_button, self.stop_button, self.news])
         bar.add_class("zeroviz-bar")
-        desk = widgets.Box([self.shortcuts, self.controls.box, bar])
+        desk = widgets.Box([self.shortcuts, self.intake, self.controls.box, bar])
         desk.add_class("zeroviz-desk")
-        pictures = widgets.Box([self.stage, self.fit, self.take])
+        pictures = widgets.Box([self.stage, self.pinned, self.fit, self.take])
         pictures.add_class("zeroviz-pictures")
         main = widgets.Box([desk, pictures])
         main.add_class("zeroviz-main")
