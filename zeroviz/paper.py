@@ -127,10 +127,10 @@ class Paper:
     def svg(self, name: str, sentence: str) -> str:
         """One `<svg>` element of class `name`, as wide as its cell; `sentence` is what it says to a screen reader."""
         hatches = {(str(s.fill), s.hatch, s.edge) for s in self.shapes if isinstance(s, Shape) and s.hatch}
-        body = "".join(_pattern(*hatch) for hatch in sorted(hatches))
+        body = "".join(_pattern(name, *hatch) for hatch in sorted(hatches))
         body = f"<defs>{body}</defs>" if body else ""
-        paths = _Paths()
-        body += "".join(_svg_shape(s, paths) if isinstance(s, Shape) else _svg_words(s) for s in self.shapes)
+        pen = _Pen(name)
+        body += "".join(pen.shape(s) if isinstance(s, Shape) else _svg_words(s) for s in self.shapes)
         return (
             f'<svg class="zeroviz-drawing {name}" role="img" aria-label="{escape(sentence)}" width="100%" '
             # A page may cap the height; --points tells it how far it can without the words growing too small.
@@ -232,13 +232,24 @@ class _Tenths(dict[int, str]):
 _tenths = _Tenths()
 
 
-class _Paths:
-    """The strokes of the shapes of one picture, each worked out once where shapes share their points."""
+class _Pen:
+    """Draws the shapes of one picture as SVG. Strokes are worked out once where shapes share their points."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self.name = name
         self._known: dict[int, str] = {}
 
-    def __call__(self, shape: Shape) -> str:
+    def shape(self, shape: Shape) -> str:
+        fill = shape.fill or "none"
+        if shape.hatch:
+            fill = f"url(#{_pattern_id(self.name, str(shape.fill), shape.hatch, shape.edge)})"
+        stroke = f' stroke="{shape.edge}" stroke-width="{shape.line:g}"' if shape.line else ""
+        dash = f' stroke-dasharray="{" ".join(map(_number, shape.dash))}"' if shape.dash else ""
+        data = "".join(f' data-{name}="{escape(value)}"' for name, value in shape.data.items())
+        path = f'<path d="{self._path(shape)}" fill="{fill}"{stroke}{dash}{data}'
+        return f"{path}><title>{escape(shape.tip)}</title></path>" if shape.tip else f"{path}/>"
+
+    def _path(self, shape: Shape) -> str:
         strokes = self._known.get(id(shape.points))
         if strokes is None:
             strokes = self._known[id(shape.points)] = _strokes(shape.points)
@@ -265,17 +276,6 @@ def _strokes(points: Points) -> str:
     return "".join(steps)
 
 
-def _svg_shape(shape: Shape, path_of: _Paths) -> str:
-    fill = shape.fill or "none"
-    if shape.hatch:
-        fill = f"url(#{_pattern_id(str(shape.fill), shape.hatch, shape.edge)})"
-    stroke = f' stroke="{shape.edge}" stroke-width="{shape.line:g}"' if shape.line else ""
-    dash = f' stroke-dasharray="{" ".join(map(_number, shape.dash))}"' if shape.dash else ""
-    data = "".join(f' data-{name}="{escape(value)}"' for name, value in shape.data.items())
-    path = f'<path d="{path_of(shape)}" fill="{fill}"{stroke}{dash}{data}'
-    return f"{path}><title>{escape(shape.tip)}</title></path>" if shape.tip else f"{path}/>"
-
-
 def _svg_words(words: Words) -> str:
     size = "" if words.points == FONT_POINTS else f' font-size="{words.points:g}"'
     bold = ' font-weight="bold"' if words.is_bold else ""
@@ -294,12 +294,12 @@ def _svg_words(words: Words) -> str:
     )
 
 
-def _pattern_id(fill: str, hatch: str, ink: str) -> str:
-    """The same in every picture of a page, for the same pattern."""
-    return f"zeroviz-{fill.lstrip('#')}-{hatch.encode().hex()}-{ink.lstrip('#')}"
+def _pattern_id(name: str, fill: str, hatch: str, ink: str) -> str:
+    """A picture's own: one that refers to another picture's patterns loses them where that is hidden."""
+    return f"{name}-{fill.lstrip('#')}-{hatch.encode().hex()}-{ink.lstrip('#')}"
 
 
-def _pattern(fill: str, hatch: str, ink: str) -> str:
+def _pattern(name: str, fill: str, hatch: str, ink: str) -> str:
     """A hatch in matplotlib's letters as an SVG pattern; a letter more is a finer one."""
     side = HATCH_POINTS * 2 / max(1, len(hatch))
     strokes = {
@@ -314,6 +314,6 @@ def _pattern(fill: str, hatch: str, ink: str) -> str:
     round_ends = ' stroke-linecap="round" stroke-width="1.8"' if letters == "." else ' stroke-width="0.7"'
     size = f'width="{side:g}" height="{side:g}"'
     return (
-        f'<pattern id="{_pattern_id(fill, hatch, ink)}" patternUnits="userSpaceOnUse" {size}>'
+        f'<pattern id="{_pattern_id(name, fill, hatch, ink)}" patternUnits="userSpaceOnUse" {size}>'
         f'<rect {size} fill="{fill}"/><path d="{lines}" stroke="{ink}"{round_ends} fill="none"/></pattern>'
     )

@@ -37,6 +37,7 @@ from zeroviz.state_runs import Runs
 from zeroviz.timeline import Timeline, build_timeline, distinct_ranks
 from zeroviz.toggles import TOGGLES, applies, largest, settle, spec_of, toggles_of
 from zeroviz.trace import Origin
+from zeroviz.wire_scene import WireScene, build_wire_scene
 
 MAX_TIMES_LONGER = 8  # an axis beyond this many times the longest bar leaves its parts too narrow to be told apart
 MAX_UNDONE = 100
@@ -53,8 +54,8 @@ class Explorer(Runs):
 
     What is looked at, and changes no number: zoom, whether the picture's axis ends at its own longest bar, instead of
     at DDP's, which leaves bars comparable over strategies and ranks. rank: whose step the timeline shows. from_rest:
-    whether its axis begins at what is held at rest. gpu and upward: the capacity and the rows of the map of what fits.
-    pins: states kept to be compared.
+    whether its axis begins at what is held at rest. in_elements: what is sent, in elements instead of bytes. gpu and
+    upward: the capacity and the rows of the map of what fits. pins: states kept to be compared.
     """
 
     model = Instance(ModelShape)
@@ -91,6 +92,7 @@ class Explorer(Runs):
     zoom = Bool(False)
     rank = Int(0)
     from_rest = Bool(False)
+    in_elements = Bool(False)
     pins = Tuple()
     gpu = Unicode(DEFAULT_GPU)
     upward = UseEnum(Upward, default_value=Upward.BATCH)
@@ -237,6 +239,10 @@ class Explorer(Runs):
         return build_scene(
             self.predicted, self.measured, reference=reference, earlier=self.earlier, expects_run=not self.too_large
         )
+
+    def wire(self) -> WireScene:
+        """What each rank sends."""
+        return build_wire_scene(self.predicted, self.measured, in_elements=self.in_elements)
 
     def timeline(self) -> Timeline:
         """The whole step of `rank`."""

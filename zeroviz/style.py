@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zeroviz.category import Category
+from zeroviz.collectives import CollectiveOp
 from zeroviz.spec import RunSpec
 
 ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
@@ -79,6 +80,15 @@ def short_of(category: Category, spec: RunSpec) -> str:
     """The short form of it, for inside a bar."""
     return "momentum" if category in _MOMENTS and spec.recipe.num_moments == 1 else PAINT[category].short
 
+
+WIRE_PAINT: dict[CollectiveOp, Paint] = {
+    CollectiveOp.ALL_GATHER: Paint("all-gather", "gather", SKY, "\\\\"),
+    CollectiveOp.REDUCE_SCATTER: Paint("reduce-scatter", "scatter", ORANGE, "//"),
+    CollectiveOp.ALL_REDUCE: Paint("all-reduce", "reduce", YELLOW, "xx"),
+    CollectiveOp.BROADCAST: Paint("broadcast", "broadcast", PURPLE, "||"),
+}
+"""Collectives are hatched everywhere: what crosses the wire is never held at rest. An all-reduce, a reduce-scatter and
+then an all-gather, has the hatches of both."""
 
 PADDING = Paint("padding", "padding", "#444444", "xxxx")
 

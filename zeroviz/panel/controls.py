@@ -68,9 +68,10 @@ _DESCRIPTIONS = {
         "film axis",
         "Where the film's axis begins: at zero, to see the whole, or at rest, to see what the step adds",
     ),
+    "in_elements": ("wire in", "What is sent: bytes, as a ring sends them, or elements, to read it as multiples of P"),
     "rank": ("film of", "Whose step the film shows; ranks that are alike to the byte share one"),
 }
-VIEWS = ("zoom", "from_rest", "rank")
+VIEWS = ("zoom", "from_rest", "rank", "in_elements")
 """What is looked at: these change no number."""
 
 
@@ -106,6 +107,7 @@ class Controls:
             "zoom": _buttons((("to DDP's peak", False), ("to the longest bar", True))),
             "from_rest": _buttons((("from zero", False), ("from rest", True))),
             "rank": widgets.Dropdown(options=(("each rank", 0),)),
+            "in_elements": _buttons((("bytes", False), ("elements", True))),
         }
         for name in leave_out:
             del self.widget[name]

@@ -59,7 +59,8 @@ d='M5.2 5.9 9 9.7l3.8-3.8 1.2 1.2L9 12.1 4 7.1z'/%3E%3C/svg%3E"); }
 .zeroviz-stage { display: flex; flex-flow: column; gap: 6px; min-width: 0; }
 .zeroviz-stage .zeroviz-closed > :not(.zeroviz-heading), .zeroviz-stage .zeroviz-picture-card:empty,
 .zeroviz-still .zeroviz-player, .zeroviz-still .zeroviz-now, .zeroviz-still .zeroviz-now-held { display: none; }
-.zeroviz-stage .zeroviz-heading { border: 0; color: var(--jp-ui-font-color1, #222); cursor: pointer; }
+.zeroviz-stage .zeroviz-heading, .zeroviz-intake .zeroviz-heading { border: 0; background: none; font-size: 15px;
+  font-weight: 600; padding: 4px 0; text-align: left; color: var(--jp-ui-font-color1, #222); cursor: pointer; }
 .zeroviz-stage button:focus-visible, .zeroviz-stage input:focus-visible,
 .zeroviz-stage .zeroviz-picture-card:focus-visible { outline: 3px solid #E69F00; outline-offset: 1px; }
 .zeroviz-player { display: flex; flex-flow: row wrap; gap: 4px; align-items: center; padding: 3px; }
@@ -88,6 +89,24 @@ d='M5.2 5.9 9 9.7l3.8-3.8 1.2 1.2L9 12.1 4 7.1z'/%3E%3C/svg%3E"); }
 .zeroviz-tip { position: absolute; z-index: 20; max-width: 460px; padding: 5px 9px; border-radius: 4px; font-size: 14px;
   line-height: 1.35; background: #222; color: #fff; pointer-events: none; }
 .zeroviz-tip[hidden] { display: none; }
+/* For a lecture: over the whole window, one picture as large as it goes, type with it. */
+.zeroviz-present-bar { display: flex; justify-content: flex-end; }
+.zeroviz-present-bar .zeroviz-step { font-size: 14px; height: 30px; padding: 0 12px; cursor: pointer;
+  border-radius: 4px; border: 1px solid var(--jp-border-color1, #999); background: var(--jp-layout-color1, #fff);
+  color: var(--jp-ui-font-color1, #222); }
+.zeroviz-present-help, .zeroviz-blank { display: none; }
+.zeroviz-presenting { position: fixed; inset: 0; width: 100vw; height: 100vh; max-width: none; max-height: none;
+  box-sizing: border-box; margin: 0; border: 0; padding: 1vh 1vw; background: var(--zv-paper, #fff);
+  color: var(--zv-ink, #1a1a1a); overflow: hidden auto; outline: 0; }
+.zeroviz-presenting > *:not(.zeroviz-presented, .zeroviz-present-help, .zeroviz-tip) { display: none; }
+.zeroviz-presenting .zeroviz-presented { flex: 1 1 auto; min-height: 0; display: flex; flex-flow: column; border: 0; }
+.zeroviz-presenting .zeroviz-heading, .zeroviz-presenting .zeroviz-player { display: none; }
+.zeroviz-presenting .zeroviz-picture-card { flex: 1 1 auto; min-height: 0; border: 0; }
+.zeroviz-presenting .zeroviz-drawing { width: 100%; height: 100%; max-height: none; }
+.zeroviz-presenting .zeroviz-now { font-size: 2.6vh; color: inherit; min-height: 2.7em; }
+.zeroviz-presenting .zeroviz-now-held { font-size: 2vh; color: inherit; }
+.zeroviz-presenting .zeroviz-present-help { display: block; font-size: 1.7vh; margin: 0; opacity: 0.75; }
+.zeroviz-blanked .zeroviz-blank { display: block !important; position: fixed; inset: 0; background: #000; z-index: 30; }
 .zeroviz-moment { pointer-events: none; }
 .zeroviz-cursor-line { stroke: #b00060; stroke-width: 2.4; fill: #b00060; }
 .zeroviz-gathered-line { stroke: #b00060; stroke-width: 2.6; fill: none; }

@@ -8,7 +8,7 @@ from typing import Any
 
 import ipywidgets as widgets  # type: ignore[import-untyped]
 
-from zeroviz.panel.controls import Controls
+from zeroviz.panel.controls import VIEWS, Controls
 from zeroviz.panel.fit import FitSection
 from zeroviz.panel.intake import Intake
 from zeroviz.panel.look import CSS
@@ -52,7 +52,7 @@ class ExplorerPanel(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no 
         self._drawn: tuple[Any, ...] = ()
         self.draw()
         self.tell()
-        state.observe(self._changed, ["predicted", "measured", "earlier", "zoom", "from_rest", "rank"])
+        state.observe(self._changed, ["predicted", "measured", "earlier", *VIEWS])
         state.observe(lambda _: self.tell(), ["run_state", "message", "notice", "error"])
 
     def _changed(self, _: Any) -> None:
@@ -63,7 +63,7 @@ class ExplorerPanel(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no 
         """Draw picture and tables anew, unless what they show is still the same."""
         state = self.state
         with state.lock:
-            shown = (state.predicted, state.measured, state.earlier, state.zoom, state.from_rest, state.rank)
+            shown = (state.predicted, state.measured, state.earlier, *(getattr(state, name) for name in VIEWS))
             if all(now is before for now, before in zip(shown, self._drawn, strict=False)) and self._drawn:
                 return
             self._drawn = shown

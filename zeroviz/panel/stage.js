@@ -6,7 +6,8 @@
 // computes a number but `amount`, which says bytes as zeroviz/axis.py does.
 
 const SVG = "http://www.w3.org/2000/svg";
-const PICTURES = ["bars", "map", "film"];
+const PICTURES = ["bars", "map", "film", "wire"];
+const PICTURE_OF = { map: "map", timeline: "film", wire: "wire" };
 const SCALES = { B: 1, kB: 1e3, MB: 1e6, GB: 1e9, TB: 1e12, PB: 1e15, EB: 1e18 };
 const SAVE_MS = 250;
 
@@ -55,9 +56,9 @@ class Stage {
     this.data = {};
     root.classList.add("zeroviz-stage");
     this.card("bars", root);
-    this.card("map", this.section("map"));
-    this.card("film", this.section("timeline"));
+    for (const [name, picture] of Object.entries(PICTURE_OF)) this.card(picture, this.section(name));
     this.player();
+    this.presenter();
     this.changed = () => this.draw();
     model.on("change", this.changed);
     this.draw();
@@ -177,6 +178,74 @@ class Stage {
     return x - xs[low] <= xs[high] - x ? low : high;
   }
 
+  // ---- for a lecture: one picture at a time, over the whole window ----
+
+  presenter() {
+    const bar = element("div", "zeroviz-present-bar", this.root);
+    this.root.prepend(bar);
+    const start = element("button", "zeroviz-step zeroviz-present", bar, { type: "button" });
+    start.dataset.lmSuppressShortcuts = "true";
+    start.textContent = "Present";
+    start.title = "One picture at a time, over the whole window";
+    start.addEventListener("click", () => this.present(0));
+    this.help = element("p", "zeroviz-present-help", this.root);
+    this.blank = element("div", "zeroviz-blank", this.root, { "aria-label": "blank screen; B brings the picture back" });
+    this.root.addEventListener("keydown", (event) => this.presenterKey(event), true);
+  }
+
+  get isPresenting() {
+    return this.root.classList.contains("zeroviz-presenting");
+  }
+
+  // The pictures that are open, in their order; the bars always are.
+  get pictures() {
+    const open = this.model.get("is_open");
+    return ["bars", ...Object.entries(PICTURE_OF).filter(([name]) => open[name]).map(([, picture]) => picture)];
+  }
+
+  present(number) {
+    const { pictures } = this;
+    this.presented = Math.min(Math.max(0, number), pictures.length - 1);
+    if (!this.isPresenting) {
+      this.root.classList.add("zeroviz-presenting");
+      // Into the top layer: the notebook clips what is only fixed.
+      this.root.popover = "manual";
+      this.root.showPopover();
+      this.root.tabIndex = -1;
+      this.root.focus();
+    }
+    for (const name of PICTURES) {
+      const holder = name === "bars" ? this.cards.bars : this.cards[name].parentElement;
+      holder.classList.toggle("zeroviz-presented", name === pictures[this.presented]);
+    }
+    this.root.dataset.presented = pictures[this.presented];
+    const keys = pictures.map((name, place) => `${place + 1} ${name}`).join(" · ");
+    this.help.textContent =
+      `${keys} · page keys: next · arrows, space: the step · S strategy · + and - ranks · U undo · B blank · Esc`;
+  }
+
+  leave() {
+    this.root.classList.remove("zeroviz-presenting", "zeroviz-blanked");
+    this.root.hidePopover();
+    this.root.popover = null;
+    delete this.root.dataset.presented;
+    this.root.querySelector(".zeroviz-present").focus();
+  }
+
+  presenterKey(event) {
+    if (!this.isPresenting || event.ctrlKey || event.altKey || event.metaKey) return;
+    const turns = { PageDown: 1, PageUp: -1 };
+    const asks = { s: "strategy", S: "strategy back", "+": "more ranks", "=": "more ranks", "-": "fewer ranks", u: "undo" };
+    if (event.key === "Escape") this.leave();
+    else if (event.key === "b" || event.key === "B" || event.key === ".") this.root.classList.toggle("zeroviz-blanked");
+    else if (event.key in turns) this.present(this.presented + turns[event.key]);
+    else if (event.key >= "1" && event.key <= "9") this.present(Number(event.key) - 1);
+    else if (event.key in asks) this.model.send({ ask: asks[event.key] });
+    else return void this.key(event);
+    event.preventDefault();
+    event.stopPropagation();
+  }
+
   // ---- a new picture ----
 
   // What Python sent as one text; whether it is another one than before.
@@ -202,6 +271,7 @@ class Stage {
     this.slider.max = Math.max(0, (this.frames.words?.length ?? 1) - 1);
     this.go(this.cursor, false);
     this.root.dataset.version = model.get("version");
+    if (this.isPresenting) this.present(this.presented);
     this.save(model.get("download"));
   }
 
@@ -295,6 +365,7 @@ class Stage {
   }
 
   remove() {
+    if (this.isPresenting) this.leave();
     this.model.off("change", this.changed);
   }
 }

@@ -17,19 +17,27 @@ import traitlets
 from zeroviz.draw import placed
 from zeroviz.draw_shard_map import placed_map
 from zeroviz.draw_timeline import placed_timeline
+from zeroviz.draw_wire import placed_wire
 from zeroviz.errors import ZerovizError
 from zeroviz.film import Film, build_film
+from zeroviz.implementations import PAIRS
 from zeroviz.scene import Scene
 from zeroviz.shard_map import build_shard_map
 from zeroviz.state import Explorer
 from zeroviz.style import label_of
 
-HEADINGS = {"map": "Who holds what", "timeline": "The whole step, op by op"}
+HEADINGS = {"map": "Who holds what", "timeline": "The whole step, op by op", "wire": "What each rank sends"}
+ASKS = ("strategy", "strategy back", "more ranks", "fewer ranks", "undo")
+"""What a presenter's keys ask of the state."""
 
 
 def _as_text(value: dict[str, Any], _: object) -> str:
     """One text: of a value as it is, ipywidgets would visit every number in search of buffers."""
     return json.dumps(value, separators=(",", ":"))
+
+
+MOST_RANKS = 4096
+"""That a presenter's keys go to, as the slider does."""
 
 
 class Stage(anywidget.AnyWidget):
@@ -40,9 +48,10 @@ class Stage(anywidget.AnyWidget):
     bars = traitlets.Dict().tag(sync=True, to_json=_as_text)
     map = traitlets.Dict().tag(sync=True, to_json=_as_text)
     film = traitlets.Dict().tag(sync=True, to_json=_as_text)
+    wire = traitlets.Dict().tag(sync=True, to_json=_as_text)
     frames = traitlets.Dict().tag(sync=True, to_json=_as_text)
     cursor = traitlets.Int(0).tag(sync=True)
-    is_open = traitlets.Dict({"map": True, "timeline": True}).tag(sync=True)
+    is_open = traitlets.Dict(dict.fromkeys(HEADINGS, True)).tag(sync=True)
     headings = traitlets.Dict(HEADINGS).tag(sync=True)
     download = traitlets.Dict().tag(sync=True)
     version = traitlets.Int(0).tag(sync=True)
@@ -52,6 +61,7 @@ class Stage(anywidget.AnyWidget):
         self._state = state
         super().__init__()
         self.observe(lambda _: self.draw(state.scene()), "is_open")
+        self.on_msg(lambda _, message, __: self.asked(str(message.get("ask", ""))))
 
     def draw(self, scene: Scene) -> None:
         """Send `scene`, which is the state's, and what else it shows now; what is closed is not drawn."""
@@ -61,7 +71,24 @@ class Stage(anywidget.AnyWidget):
                 self.map = placed_map(build_shard_map(self._state.spec))
             if self.is_open["timeline"]:
                 self._draw_film()
+            if self.is_open["wire"]:
+                self.wire = placed_wire(self._state.wire())
             self.version += 1
+
+    def asked(self, what: str) -> None:
+        """What a presenter's key asks for, one of ASKS: the strategy after or before, twice or half the ranks, undo."""
+        state = self._state
+        with state.lock:
+            if what == "undo":
+                state.undo()
+            elif what.startswith("strategy"):
+                strategies = PAIRS[state.impl]
+                step = -1 if what == "strategy back" else 1
+                state.choose(strategy=strategies[(strategies.index(state.strategy) + step) % len(strategies)])
+            elif what == "more ranks":
+                state.choose(ranks=min(MOST_RANKS, state.ranks * 2))
+            elif what == "fewer ranks":
+                state.choose(ranks=max(1, state.ranks // 2))
 
     def hand_over(self, name: str, mime: str, content: bytes) -> None:
         """Let the browser save a file."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import ipywidgets as widgets  # type: ignore[import-untyped]
 
-from zeroviz import draw, draw_shard_map, draw_timeline
+from zeroviz import draw, draw_shard_map, draw_timeline, draw_wire
 from zeroviz.command import command_line
 from zeroviz.export import Format, export
 from zeroviz.panel.section import Section
@@ -69,6 +69,7 @@ def _pictures(state: Explorer) -> dict[str, Callable[[], File]]:
         "bars": (draw.paper_of, state.scene, draw.NAME),
         "map": (draw_shard_map.paper_of, lambda: build_shard_map(state.spec), draw_shard_map.NAME),
         "film": (draw_timeline.paper_of, state.timeline, draw_timeline.NAME),
+        "wire": (draw_wire.paper_of, state.wire, draw_wire.NAME),
     }
 
     def picture(name: str, kind: str) -> File:
