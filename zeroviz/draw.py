@@ -11,11 +11,25 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from zeroviz.capacity_line import Beyond, CapacityLine
 from zeroviz.compare import Moment
-from zeroviz.paper import Paper, text_width
+from zeroviz.paper import Paper, Shape, text_width
 from zeroviz.quantity import format_nbytes
 from zeroviz.scene import Row, Scene, Segment
-from zeroviz.style import BLUE, FIGURE_INCHES, FONT_POINTS, INK, MUTED, PADDING, PAINT, PAPER, RULE, label_of, short_of
+from zeroviz.style import (
+    BLUE,
+    FIGURE_INCHES,
+    FONT_POINTS,
+    INK,
+    MUTED,
+    ON_PAINT,
+    PADDING,
+    PAINT,
+    PAPER,
+    RULE,
+    label_of,
+    short_of,
+)
 from zeroviz.trace import Origin
 
 NAME = "zeroviz-picture"
@@ -29,7 +43,12 @@ MIN_BAR, MAX_BAR = 21.0, 46.0
 GROUP_GAP, INSET = 0.4, 1.5
 SHORT_BAR = 24.0
 """Below this length in points, outlines and separators would be most of a bar, so they are thin."""
-OUTLINE_DASH, REFERENCE_DASH = (10.0, 4.0), (2.0, 3.5)
+OUTLINE_DASH, REFERENCE_DASH, CAPACITY_DASH = (10.0, 4.0), (2.0, 3.5), (13.0, 3.0, 3.5, 3.0)
+CAPACITY_LINE, CAPACITY_CASING = 3.6, 6.0
+"""Widths of the line of what a GPU has, and of the paper on which it crosses bars."""
+TOOTH, TOOTH_DEPTH = 7.0, 4.5
+"""Of the saw along what of a bar lies beyond that line: no deeper, or it would touch words in a bar of MIN_BAR."""
+KEY_BEYOND = "Below the saw: beyond what the GPU has."
 KEY = "Solid, to the thick mark: held at rest. Hatched, to the end of the outline: only within the step."
 KEY_GIVEN_BACK = (
     "Solid: held at rest and at the peak. Hatched, to the end of the outline: only within the step. "
@@ -70,7 +89,7 @@ def placed(scene: Scene) -> dict[str, Any]:
         if row.origin is scene.rows[0].origin
     ]
     return {
-        "svg": sheet.paper.svg(NAME, scene.sentence),
+        "svg": sheet.paper.svg(NAME, scene.sentence, on_page=True),
         "left": sheet.left,
         "right": sheet.right,
         "most": scene.axis_max,
@@ -84,6 +103,8 @@ class _Sheet:
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
         self.paper = Paper(WIDTH)
+        self.is_free_above = True  # whether the capacity's line can reach up to its words
+        self.saws: dict[int, tuple[tuple[float, float], ...]] = {}  # by bytes beyond the line
         differ = " (difference)" if any(row.rest_difference is not None for row in scene.rows) else ""
         self.column_heads = ("at rest" + differ, "at peak" + differ)
         columns = [(head, *(_figures(scene, row)[i] for row in scene.rows)) for i, head in enumerate(self.column_heads)]
@@ -96,10 +117,15 @@ class _Sheet:
         num_groups = len({row.group for row in scene.rows})
         slots = len(scene.rows) + GROUP_GAP * num_groups
         self.bar = max(MIN_BAR, min(MAX_BAR, PLOT_HEIGHT / slots))
-        self.top = self._head() + LINE * 1.1
+        # The capacity's words have a line of their own, whether or not it lies within the axis: a page then rests.
+        self.top = self._head() + LINE * (1.1 if scene.capacity is None else 2.5)
         self.bottom = self.top + self.bar * slots
         self.paper.height = self._axis() + MARGIN
         self._bars()
+        if scene.capacity is not None:
+            self._capacity(scene.capacity)
+        for segment in scene.segments:
+            self._label(segment)
 
     def x(self, nbytes: int) -> float:
         """Where a number of bytes lies on the axis."""
@@ -134,7 +160,9 @@ class _Sheet:
             paper.text(x + 32, y, words)
             x += advance + 18
         y += LINE * 0.15
-        for line in paper.wrapped(KEY_GIVEN_BACK if scene.gives_back else KEY, WIDTH - 2 * MARGIN):
+        key = KEY_GIVEN_BACK if scene.gives_back else KEY
+        key += f" {KEY_BEYOND}" if scene.beyond else ""
+        for line in paper.wrapped(key, WIDTH - 2 * MARGIN):
             y += LINE
             paper.text(MARGIN, y, line, color=MUTED)
         return y + LINE * 0.3
@@ -149,8 +177,7 @@ class _Sheet:
         if scene.reference is not None:
             x = self.x(scene.reference.nbytes)
             paper.line(((x, self.top), (x, self.bottom)), INK, 2.0, REFERENCE_DASH)
-            words = f"{scene.reference.label} {scene.amount(scene.reference.nbytes)}"
-            paper.text(x, self.top - LINE * 0.4, words, anchor="end", color=MUTED)
+            self._reference_words(x, f"{scene.reference.label} {scene.amount(scene.reference.nbytes)}")
         for edge, words in zip((self.rest_edge, self.peak_edge), self.column_heads, strict=True):
             paper.text(edge, self.top - LINE * 0.4, words, anchor="end", color=MUTED)
         y += LINE * 1.1
@@ -159,8 +186,64 @@ class _Sheet:
             paper.text(MARGIN, y, line, color=MUTED)
         return y + LINE * 0.5
 
+    def _reference_words(self, x: float, words: str) -> None:
+        """At the reference's line; where the capacity's would run through them, before that, with the dash named."""
+        at, end, width = self._capacity_x, x, text_width(words)
+        if at is not None and x - width - 6 < at < x + 6:
+            words = f"{'almost there too' if abs(x - at) < CAPACITY_CASING else 'dotted'}: {words}"
+            end, width = at - 8, text_width(words)
+        end = max(end, MARGIN + width)
+        self.is_free_above = at is None or not end - width - 6 < at < end + 6
+        self.paper.text(end, self.top - LINE * 0.4, words, anchor="end", color=MUTED)
+
+    @property
+    def _capacity_x(self) -> float | None:
+        """Where the capacity's line stands; None where the axis does not reach it."""
+        line = self.scene.capacity
+        return None if line is None or line.budget_nbytes > self.scene.axis_max else self.x(line.budget_nbytes)
+
+    def _capacity(self, line: CapacityLine) -> None:
+        """The line across the bars, and the saw along what of them lies beyond; or an arrow to where it would be."""
+        x, y = self._capacity_x, self.top - LINE * 1.5
+        if x is None:
+            self._arrow(line, y)
+            return
+        for mark in self.scene.beyond:
+            self._saw(mark)
+        top = y + LINE * 0.55 if self.is_free_above else self.top
+        data = {"mark": "capacity", "nbytes": str(line.budget_nbytes)}
+        stroke = ((x, top), (x, self.bottom + 4))
+        self.paper.line(stroke, PAPER, CAPACITY_CASING)
+        self.paper.add(Shape(stroke, line=CAPACITY_LINE, dash=CAPACITY_DASH, is_open=True, tip=line.note, data=data))
+        half = text_width(line.words, weight="bold") / 2
+        middle = max(MARGIN + half, min(WIDTH - MARGIN - half, x))
+        self.paper.text(middle, y, line.words, anchor="middle", is_bold=True)
+
+    def _arrow(self, line: CapacityLine, y: float) -> None:
+        """Words and an arrow out of the axis, after the words where these are long."""
+        words = f"{line.words}, beyond the axis"
+        end = max(self.right - 40, MARGIN + text_width(words, weight="bold"))
+        tip = end + 40
+        self.paper.text(end, y, words, anchor="end", is_bold=True)
+        self.paper.line(((end + 8, y), (tip - 10, y)), INK, CAPACITY_LINE)
+        head = ((tip, y), (tip - 11, y - 6), (tip - 11, y + 6))
+        data = {"mark": "capacity", "nbytes": str(line.budget_nbytes)}
+        self.paper.add(Shape(head, fill=INK, tip=line.note, data=data))
+
+    def _saw(self, mark: Beyond) -> None:
+        """A saw along the upper edge of what lies beyond, shared by bars alike. It hides no outline's dash."""
+        row, left, right = self.scene.rows[mark.row], self.x(mark.start), self.x(mark.start + mark.nbytes)
+        if mark.nbytes not in self.saws:
+            num_teeth = max(1, round((right - left) / TOOTH))
+            step = (right - left) / num_teeth
+            teeth = [(left + step * n / 2, TOOTH_DEPTH * (0.3 if n % 2 else 1)) for n in range(2 * num_teeth + 1)]
+            self.saws[mark.nbytes] = (*teeth, (right, 0.0), (left, 0.0))
+        tip = f"{row.rank_label}, {row.source_label}: {mark.nbytes:,} B beyond what the GPU has"
+        data = _data(mark.id, row, "beyond", Moment.PEAK, mark.nbytes)
+        self.paper.add(Shape(self.saws[mark.nbytes], fill=INK, tip=tip, data=data, down=self.y(row) + INSET))
+
     def _bars(self) -> None:
-        """Segments, what of them is padding, outlines, and the words over all of it."""
+        """Segments, what of them is padding, and outlines."""
         scene = self.scene
         for segment in sorted(scene.segments, key=lambda segment: segment.is_given_back):  # a strip lies over its bar
             self._segment(segment)
@@ -174,8 +257,6 @@ class _Sheet:
             )  # fmt: skip
         for row in scene.rows:
             self._row(row)
-        for segment in scene.segments:
-            self._label(segment)
 
     def _row(self, row: Row) -> None:
         y, predicted = self.y(row), row.origin is Origin.PREDICTED
@@ -227,8 +308,11 @@ class _Sheet:
         if is_covered:
             y, height = y + height * STRIP, height * (1 - STRIP)
             mark = self.scene.rows[segment.row].rest_nbytes
-            if start < mark < stop:
-                start, stop = (start, mark) if mark - start > stop - mark else (mark, stop)
+            start, stop = _wider(start, mark, stop)
+        if (line := self.scene.capacity) is not None:
+            start, stop = _wider(start, line.budget_nbytes, stop)
+            if segment.is_given_back and start >= line.budget_nbytes:
+                y, height = y + TOOTH_DEPTH, height - TOOTH_DEPTH
         return self.x(start), self.x(stop), y, height
 
     def _label(self, segment: Segment) -> None:
@@ -239,10 +323,18 @@ class _Sheet:
         lines = _label_lines(
             short_of(segment.category, self.scene.spec), self.scene.amount(segment.nbytes), stop - x - 6, height
         )
-        ink = PAPER if paint.color == BLUE and not is_hatched and not segment.is_given_back else INK
+        is_on_paint = not is_hatched and not segment.is_given_back
+        ink = (PAPER if paint.color == BLUE else ON_PAINT) if is_on_paint else INK
         for number, line in enumerate(lines):
             middle = y + height / 2 + LINE * 0.9 * (number - (len(lines) - 1) / 2)
             self.paper.text((x + stop) / 2, middle, line, anchor="middle", color=ink, is_backed=is_hatched)
+
+
+def _wider(start: int, mark: int, stop: int) -> tuple[int, int]:
+    """Of the two sides of a mark between start and stop the wider one; all where it is not between them."""
+    if not start < mark < stop:
+        return start, stop
+    return (start, mark) if mark - start > stop - mark else (mark, stop)
 
 
 def _data(ident: str, row: Row, name: str, moment: Moment, nbytes: int) -> dict[str, str]:

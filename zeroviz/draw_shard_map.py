@@ -17,7 +17,7 @@ from zeroviz.paper import CLEAR, Paper, Shape, text_width
 from zeroviz.quantity import format_nbytes
 from zeroviz.shard_map import Column, Lane, Panel, Row, ShardMap
 from zeroviz.shard_rules import Hold, Piece, TensorClass
-from zeroviz.style import FIGURE_INCHES, FONT_POINTS, GREY, INK, MUTED, PADDING, PAINT, PAPER
+from zeroviz.style import FIGURE_INCHES, FONT_POINTS, GREY, INK, MUTED, PADDING, PAINT, PAPER, TRACK
 
 NAME = "zeroviz-shard-map"
 WIDTH = FIGURE_INCHES * 72
@@ -32,7 +32,6 @@ NAMED_POINTS = 14.0
 """How far apart the names of rows are at least: where lanes are closer, every other rank is named."""
 GROUP_GAP, LANE_GAP = 5, 3
 HELD = "at rest"
-TRACK = "#ececec"
 COPY_HATCH, SHARED_HATCH = "\\\\", "//"
 HATCHED_POINTS = 8.0
 """What is narrower shows no hatch, only dirt, and has none."""
@@ -68,7 +67,7 @@ def placed_map(shard_map: ShardMap) -> dict[str, Any]:
         column.name: (round(x, 1), round(end - x, 1), top - LINE_OVER, bottom - top + 2 * LINE_OVER)
         for column, (x, end) in zip(shard_map.columns, sheet.edges, strict=True)
     }
-    return {"svg": sheet.paper.svg(NAME, shard_map.sentence), "columns": columns}
+    return {"svg": sheet.paper.svg(NAME, shard_map.sentence, on_page=True), "columns": columns}
 
 
 class _Mark(NamedTuple):

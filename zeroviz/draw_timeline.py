@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from zeroviz.category import Category
 from zeroviz.paper import CLEAR, Paper, Shape, text_width
 from zeroviz.plot_area import Floats, Name, Plot, Rooms, Table, tops_of
-from zeroviz.style import BLUE, FIGURE_INCHES, FONT_POINTS, INK, MUTED, PAINT, PAPER, RULE, label_of, short_of
+from zeroviz.style import BLUE, FIGURE_INCHES, FONT_POINTS, INK, MUTED, ON_PAINT, PAINT, PAPER, RULE, label_of, short_of
 from zeroviz.timeline import OpMark, Timeline
 from zeroviz.timeline_part import Part
 
@@ -66,7 +66,7 @@ def placed_timeline(timeline: Timeline, moments: Sequence[int]) -> dict[str, Any
     at = np.array(moments, dtype=np.int64)
     shown = [mark for mark in timeline.ops if mark.span.stop > mark.span.start]
     return {
-        "svg": sheet.paper.svg(NAME, timeline.sentence),
+        "svg": sheet.paper.svg(NAME, timeline.sentence, on_page=True),
         "xs": np.round((sheet.xs(at) + sheet.xs(at + 1)) / 2, 1).tolist(),
         "left": round(sheet.left, 1),
         "top": sheet.plot_top,
@@ -177,7 +177,7 @@ class _Sheet:
             if name is not None:
                 category = part.categories[level]
                 is_plain = category in part.held_at_rest and not name.crosses
-                ink = PAPER if is_plain and PAINT[category].color == BLUE else INK
+                ink = (ON_PAINT if PAINT[category].color != BLUE else PAPER) if is_plain else INK
                 paper.text(name.x, plot.top + name.y, name.words, anchor="middle", color=ink, is_backed=not is_plain)
         paper.line(((self.left, plot.bottom), (self.right, plot.bottom)), INK, 1.2)
         return plot.bottom

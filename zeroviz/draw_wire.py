@@ -62,7 +62,7 @@ def placed_wire(scene: WireScene) -> dict[str, Any]:
     of their `parts` by id. Points, as in the svg's viewBox."""
     sheet = _Sheet(scene)
     return {
-        "svg": sheet.paper.svg(NAME, scene.sentence),
+        "svg": sheet.paper.svg(NAME, scene.sentence, on_page=True),
         "left": sheet.left,
         "right": sheet.right,
         "most": scene.axis_max,

@@ -22,7 +22,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Polygon
 
 from zeroviz.errors import ZerovizError
-from zeroviz.style import FONT_POINTS, FONTS, INK, PAPER, RC
+from zeroviz.style import FONT_POINTS, FONTS, INK, PAGE_INKS, PAPER, RC
 
 FILE_FORMATS = ("svg", "png", "pdf")
 BASELINE = 0.36
@@ -124,20 +124,23 @@ class Paper:
                 lines[-1] = longer
         return lines
 
-    def svg(self, name: str, sentence: str) -> str:
-        """One `<svg>` element of class `name`, as wide as its cell; `sentence` is what it says to a screen reader."""
+    def svg(self, name: str, sentence: str, *, on_page: bool = False) -> str:
+        """One `<svg>` element of class `name`, as wide as its cell; `sentence` is what it says to a screen reader.
+
+        on_page: ink and paper are the page's, so that they follow its theme; a file says them itself.
+        """
         hatches = {(str(s.fill), s.hatch, s.edge) for s in self.shapes if isinstance(s, Shape) and s.hatch}
-        body = "".join(_pattern(name, *hatch) for hatch in sorted(hatches))
+        pen = _Pen(name, on_page=on_page)
+        body = "".join(_pattern(name, pen.ink(fill), hatch, edge, fill) for fill, hatch, edge in sorted(hatches))
         body = f"<defs>{body}</defs>" if body else ""
-        pen = _Pen(name)
-        body += "".join(pen.shape(s) if isinstance(s, Shape) else _svg_words(s) for s in self.shapes)
+        body += "".join(pen.shape(s) if isinstance(s, Shape) else pen.words(s) for s in self.shapes)
         return (
             f'<svg class="zeroviz-drawing {name}" role="img" aria-label="{escape(sentence)}" width="100%" '
             # A page may cap the height; --points tells it how far it can without the words growing too small.
             f'style="--points: {self.height:g}" preserveAspectRatio="xMidYMin meet" '
             f'viewBox="0 0 {self.width:g} {self.height:g}" xmlns="http://www.w3.org/2000/svg" '
             f'font-family="{", ".join(FONTS)}" font-size="{FONT_POINTS:g}">'
-            f'<rect width="100%" height="100%" fill="{PAPER}"/>{body}</svg>'
+            f'<rect width="100%" height="100%" fill="{pen.ink(PAPER)}"/>{body}</svg>'
         )
 
     def figure(self) -> Figure:
@@ -235,19 +238,44 @@ _tenths = _Tenths()
 class _Pen:
     """Draws the shapes of one picture as SVG. Strokes are worked out once where shapes share their points."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, *, on_page: bool) -> None:
+        self.name, self._inks = name, PAGE_INKS if on_page else {}
         self._known: dict[int, str] = {}
 
+    def ink(self, color: str) -> str:
+        """A colour of paper or of ink as the page has it; of paint, itself."""
+        return self._inks.get(color, color)
+
     def shape(self, shape: Shape) -> str:
-        fill = shape.fill or "none"
+        fill = self.ink(shape.fill or "none")
+        # Around paint an edge is ink on any page; what stands on the paper itself is the page's.
+        is_bare = shape.is_open or shape.fill is None or fill != shape.fill
+        edge = self.ink(shape.edge) if is_bare else shape.edge
+        halo = ' class="zl"' if is_bare and edge != shape.edge and shape.line else ""
         if shape.hatch:
             fill = f"url(#{_pattern_id(self.name, str(shape.fill), shape.hatch, shape.edge)})"
-        stroke = f' stroke="{shape.edge}" stroke-width="{shape.line:g}"' if shape.line else ""
+        stroke = f' stroke="{edge}" stroke-width="{shape.line:g}"' if shape.line else ""
         dash = f' stroke-dasharray="{" ".join(map(_number, shape.dash))}"' if shape.dash else ""
         data = "".join(f' data-{name}="{escape(value)}"' for name, value in shape.data.items())
-        path = f'<path d="{self._path(shape)}" fill="{fill}"{stroke}{dash}{data}'
+        path = f'<path d="{self._path(shape)}" fill="{fill}"{stroke}{dash}{halo}{data}'
         return f"{path}><title>{escape(shape.tip)}</title></path>" if shape.tip else f"{path}/>"
+
+    def words(self, words: Words) -> str:
+        size = "" if words.points == FONT_POINTS else f' font-size="{words.points:g}"'
+        bold = ' font-weight="bold"' if words.is_bold else ""
+        anchor = "" if words.anchor == "start" else f' text-anchor="{words.anchor}"'
+        text = (
+            f'<text x="{_number(words.x)}" y="{_number(words.y + BASELINE * words.points)}"{size}{bold}{anchor} '
+            f'fill="{self.ink(words.color)}">{escape(words.text)}</text>'
+        )
+        if not words.is_backed:
+            return text
+        width = text_width(words.text, words.points, "bold" if words.is_bold else "normal") + 4
+        left = words.x - {"start": 2.0, "middle": width / 2, "end": width - 2}[words.anchor]
+        return (
+            f'<rect x="{_number(left)}" y="{_number(words.y - words.points * 0.62)}" width="{_number(width)}" '
+            f'height="{_number(words.points * 1.24)}" fill="{self.ink(PAPER)}" fill-opacity="{BACKING}"/>{text}'
+        )
 
     def _path(self, shape: Shape) -> str:
         strokes = self._known.get(id(shape.points))
@@ -276,31 +304,13 @@ def _strokes(points: Points) -> str:
     return "".join(steps)
 
 
-def _svg_words(words: Words) -> str:
-    size = "" if words.points == FONT_POINTS else f' font-size="{words.points:g}"'
-    bold = ' font-weight="bold"' if words.is_bold else ""
-    anchor = "" if words.anchor == "start" else f' text-anchor="{words.anchor}"'
-    text = (
-        f'<text x="{_number(words.x)}" y="{_number(words.y + BASELINE * words.points)}"{size}{bold}{anchor} '
-        f'fill="{words.color}">{escape(words.text)}</text>'
-    )
-    if not words.is_backed:
-        return text
-    width = text_width(words.text, words.points, "bold" if words.is_bold else "normal") + 4
-    left = words.x - {"start": 2.0, "middle": width / 2, "end": width - 2}[words.anchor]
-    return (
-        f'<rect x="{_number(left)}" y="{_number(words.y - words.points * 0.62)}" width="{_number(width)}" '
-        f'height="{_number(words.points * 1.24)}" fill="{PAPER}" fill-opacity="{BACKING}"/>{text}'
-    )
-
-
 def _pattern_id(name: str, fill: str, hatch: str, ink: str) -> str:
     """A picture's own: one that refers to another picture's patterns loses them where that is hidden."""
     return f"{name}-{fill.lstrip('#')}-{hatch.encode().hex()}-{ink.lstrip('#')}"
 
 
-def _pattern(name: str, fill: str, hatch: str, ink: str) -> str:
-    """A hatch in matplotlib's letters as an SVG pattern; a letter more is a finer one."""
+def _pattern(name: str, painted: str, hatch: str, ink: str, fill: str) -> str:
+    """A hatch in matplotlib's letters as an SVG pattern; a letter more is a finer one. painted: `fill` on this page."""
     side = HATCH_POINTS * 2 / max(1, len(hatch))
     strokes = {
         "/": f"M-1 1L1 -1M0 {side:g}L{side:g} 0M{side - 1:g} {side + 1:g}L{side + 1:g} {side - 1:g}",
@@ -315,5 +325,5 @@ def _pattern(name: str, fill: str, hatch: str, ink: str) -> str:
     size = f'width="{side:g}" height="{side:g}"'
     return (
         f'<pattern id="{_pattern_id(name, fill, hatch, ink)}" patternUnits="userSpaceOnUse" {size}>'
-        f'<rect {size} fill="{fill}"/><path d="{lines}" stroke="{ink}"{round_ends} fill="none"/></pattern>'
+        f'<rect {size} fill="{painted}"/><path d="{lines}" stroke="{ink}"{round_ends} fill="none"/></pattern>'
     )

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from zeroviz.axis import Tick, amount, axis_unit, axis_words, ticks
+from zeroviz.capacity_line import Beyond, CapacityLine, beyond_of, verdict_lines
 from zeroviz.collectives import CollectiveOp, ring_sent_nbytes
 from zeroviz.compare import Moment, place_text
 from zeroviz.errors import TraceError
@@ -116,7 +117,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class Scene:
-    """The whole picture as data."""
+    """The whole picture as data. beyond: of each bar what lies beyond `capacity`, in the order of the rows."""
 
     spec: RunSpec
     title: str
@@ -132,6 +133,8 @@ class Scene:
     unit: str
     reference: Reference | None
     notes: tuple[str, ...]
+    capacity: CapacityLine | None = None
+    beyond: tuple[Beyond, ...] = ()
 
     @property
     def gives_back(self) -> bool:
@@ -155,11 +158,13 @@ def build_scene(
     reference: Reference | None = None,
     earlier: bool = False,
     expects_run: bool = False,
+    capacity: CapacityLine | None = None,
 ) -> Scene:
     """The picture of a trace, with a second one of the same spec beside it. Raises TraceError for another spec.
 
     Pictures that are to be compared by eye are given the same `reference`. earlier: `measured` is not of the last run,
     which failed. expects_run: a line is kept for a run to come, so that the picture does not jump when it lands.
+    capacity: a line across the bars; the axis reaches it where that leaves the bars readable.
     """
     if measured is not None and measured.spec != predicted.spec:
         raise TraceError("The measured trace is of another spec than the predicted one; they cannot share a picture.")
@@ -176,12 +181,15 @@ def build_scene(
             segments += segments_of(row, seen)
             paddings += paddings_of(row, seen, segments)
     axis_max = max(reference.nbytes if reference else 0, *(row.peak_nbytes for row in rows))
+    axis_max = capacity.end_of_axis(axis_max) if capacity else axis_max
     unit, scale = axis_unit(axis_max)
+    ran = [row for row in rows if row.peak_difference is not None]
+    verdict = verdict_lines(capacity, [row for row in rows if row.peak_difference is None], ran)
     return Scene(
         spec=predicted.spec,
         title=title(predicted.spec),
         recipe=recipe_sum(predicted.spec, "bytes a parameter"),
-        subtitle=_subtitle(predicted, measured, unit, earlier=earlier, expects_run=expects_run),
+        subtitle=_subtitle(predicted, measured, unit, verdict, earlier=earlier, expects_run=expects_run),
         rows=tuple(rows),
         segments=tuple(segments),
         paddings=tuple(paddings),
@@ -191,7 +199,9 @@ def build_scene(
         axis_max=axis_max,
         unit=unit,
         reference=reference,
-        notes=_notes(predicted, measured, groups),
+        notes=((capacity.note,) if capacity else ()) + _notes(predicted, measured, groups),
+        capacity=capacity,
+        beyond=beyond_of(capacity, rows),
     )
 
 
@@ -288,7 +298,7 @@ def legend_of(segments: list[Segment], paddings: list[Padding], axis_max: int) -
 
 
 def _subtitle(
-    predicted: Trace, measured: Trace | None, unit: str, *, earlier: bool, expects_run: bool
+    predicted: Trace, measured: Trace | None, unit: str, verdict: tuple[str, ...], *, earlier: bool, expects_run: bool
 ) -> tuple[str, ...]:
     lines = [what_text(predicted.spec), _peak_line(SOURCE_LABEL[predicted.origin].capitalize(), predicted, unit)]
     if measured is not None:
@@ -296,7 +306,7 @@ def _subtitle(
         lines.append(_peak_line(f"{source} in an earlier run" if earlier else source, measured, unit))
     elif expects_run:
         lines.append("Measured: not run yet")
-    return (*lines, wire_line(predicted, unit), *_link_line(predicted, unit))
+    return (*lines, *verdict, wire_line(predicted, unit), *_link_line(predicted, unit))
 
 
 def wire_line(trace: Trace, unit: str) -> str:

@@ -14,12 +14,17 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from traitlets import Bool, Float, Instance, Int, TraitError, Tuple, Unicode, UseEnum, observe
+from traitlets import Bool, Float, Instance, Int, TraitError, Tuple, Unicode, UseEnum, observe, validate
 
+from zeroviz.advice import Advice, advise
 from zeroviz.backend import Backend, RunState
 from zeroviz.capacities import DEFAULT_GPU, DEFAULT_RESERVE_NBYTES, parse_capacity
+from zeroviz.capacity_line import CapacityLine
 from zeroviz.command import command_line
+from zeroviz.derivation import build_formula
+from zeroviz.derivation_terms import Formula
 from zeroviz.errors import SpecError, TraceError, ZerovizError
+from zeroviz.guess import Asked
 from zeroviz.heatmap import HeatMap, Upward, build_heatmap
 from zeroviz.implementations import can_rehearse
 from zeroviz.intake import take_in
@@ -56,6 +61,7 @@ class Explorer(Runs):
     at DDP's, which leaves bars comparable over strategies and ranks. rank: whose step the timeline shows. from_rest:
     whether its axis begins at what is held at rest. in_elements: what is sent, in elements instead of bytes. gpu and
     upward: the capacity and the rows of the map of what fits. pins: states kept to be compared.
+    guessing: whether each state is a question first; asked: of which figure; guess_nbytes: the guess, once it is made.
     """
 
     model = Instance(ModelShape)
@@ -94,6 +100,9 @@ class Explorer(Runs):
     from_rest = Bool(False)
     in_elements = Bool(False)
     pins = Tuple()
+    guessing = Bool(False)
+    asked = UseEnum(Asked, default_value=Asked.PEAK)
+    guess_nbytes = Int(None, allow_none=True)
     gpu = Unicode(DEFAULT_GPU)
     upward = UseEnum(Upward, default_value=Upward.BATCH)
 
@@ -135,6 +144,7 @@ class Explorer(Runs):
                 for name, value in wanted.items():
                     setattr(self, name, value)
                 self.predicted = predicted
+                self.guess_nbytes = None
                 self.rank = min(self.rank, predicted.spec.ranks - 1)
                 self._show_run()
                 self.error, self.notice = "", " ".join(notes)
@@ -166,7 +176,7 @@ class Explorer(Runs):
         with self.lock:
             try:
                 taken = take_in(text, name)
-                toggles = {"model": taken.model} if taken.trace is None else toggles_of(taken.trace.spec)
+                toggles = {"model": taken.model} if taken.trace is None else _toggles_of(taken.trace.spec)
             except ZerovizError as error:
                 self.error, self.notice = str(error), ""
                 return False
@@ -177,6 +187,25 @@ class Explorer(Runs):
             self.notice = " ".join(note for note in (self.notice, *taken.notes) if note)
             return True
 
+    def choose_gpu(self, text: str) -> bool:
+        """Another GPU by name or capacity, or a sentence why not: then nothing changes."""
+        with self.lock:
+            try:
+                self.gpu = text
+            except TraitError as error:
+                self.error, self.notice = str(error), ""
+                return False
+            self.error = ""
+            return True
+
+    @validate("gpu")
+    def _gpu_that_holds(self, proposal: Any) -> str:
+        try:
+            CapacityLine.of(parse_capacity(proposal.value), DEFAULT_RESERVE_NBYTES)
+        except SpecError as error:
+            raise TraitError(str(error)) from None
+        return str(proposal.value)
+
     @contextmanager
     def _choose(self) -> Iterator[None]:
         self._choosing = True
@@ -184,6 +213,10 @@ class Explorer(Runs):
             yield
         finally:
             self._choosing = False
+
+    @observe("asked", "guessing", "rank")
+    def _asked_anew(self, _: Any) -> None:
+        self.guess_nbytes = None
 
     @observe(*TOGGLES)
     def _toggled(self, change: Any) -> None:
@@ -237,8 +270,21 @@ class Explorer(Runs):
         """The picture of this state."""
         reference = None if self.zoom else ddp_peak(self.spec)
         return build_scene(
-            self.predicted, self.measured, reference=reference, earlier=self.earlier, expects_run=not self.too_large
+            self.predicted,
+            self.measured,
+            reference=reference,
+            earlier=self.earlier,
+            expects_run=not self.too_large,
+            capacity=CapacityLine.of(parse_capacity(self.gpu), DEFAULT_RESERVE_NBYTES),
         )
+
+    def advice(self) -> Advice:
+        """What to cut first, or what there is to spare."""
+        return advise(self.spec, parse_capacity(self.gpu).nbytes, DEFAULT_RESERVE_NBYTES)
+
+    def formula(self) -> Formula:
+        """The figures of `rank` derived: symbols, indices, numbers."""
+        return build_formula(self.predicted, self.rank)
 
     def wire(self) -> WireScene:
         """What each rank sends."""
@@ -283,6 +329,13 @@ class Explorer(Runs):
             return ""
         line = command_line("rehearse", self.spec)
         return f" In a terminal, `{line}` runs the same code on tensors without memory."
+
+
+def _toggles_of(spec: RunSpec) -> dict[str, Any]:
+    """Raises SpecError for a unit that no control sets."""
+    if spec.unit.kind is UnitKind.NUMEL:
+        raise SpecError(f"The trace's unit is {spec.unit}; the explorer's are model, block, block:K and layer.")
+    return toggles_of(spec)
 
 
 def ddp_peak(spec: RunSpec) -> Reference:

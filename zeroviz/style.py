@@ -24,6 +24,18 @@ MUTED = "#555555"
 RULE = "#d0d0d0"
 """Grid lines."""
 PAPER = "#ffffff"
+TRACK = "#ececec"
+"""Where something could be held and is not."""
+ON_PAINT = "#1a1a1b"
+"""Ink on paint, which is as bright on a dark page as on a light one; INK is the page's own there."""
+PAGE_INKS = {
+    INK: "currentColor",
+    PAPER: f"var(--zv-paper, {PAPER})",
+    MUTED: f"var(--zv-muted, {MUTED})",
+    RULE: f"var(--zv-rule, {RULE})",
+    TRACK: f"var(--zv-track, {TRACK})",
+}
+"""What follows the page's theme, as `zeroviz.panel.look` sets it."""
 
 FONT_POINTS = 14.0
 """The smallest text in a picture as wide as FIGURE_INCHES, which is a notebook cell on a projector."""

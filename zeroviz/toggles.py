@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from zeroviz.errors import SpecError
 from zeroviz.implementations import PAIRS, PRECISIONS, has_option
 from zeroviz.models import Family, ModelShape
 from zeroviz.partition import plan_for
@@ -55,15 +54,11 @@ def spec_of(toggles: Mapping[str, Any]) -> RunSpec:
 
 
 def toggles_of(spec: RunSpec) -> dict[str, Any]:
-    """The toggles that ask for `spec`, its steps and its seed apart, which move no byte. Raises SpecError for a unit of
-    so many elements, which no toggle sets."""
-    if spec.unit.kind is UnitKind.NUMEL:
-        raise SpecError(f"unit is {spec.unit}; the explorer's units are model, block, block:N and layer.")
+    """The toggles that ask for `spec`: the inverse of `spec_of`, its steps and its seed apart, which move no byte."""
     toggles = {name: getattr(spec, name) for name in TOGGLES if hasattr(spec, name)}
-    blocks = spec.unit.count if spec.unit.kind is UnitKind.BLOCK else 1
     apart = {
         "unit": spec.unit.kind,
-        "blocks": blocks,
+        "blocks": spec.unit.count,
         "checkpointing": spec.checkpointing.blocks > 0,
         "region": max(1, spec.checkpointing.blocks),
     }

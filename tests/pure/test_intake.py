@@ -128,8 +128,3 @@ def test_a_trace_that_does_not_add_up_is_refused() -> None:
 )
 def test_toggles_of_a_spec_ask_for_it(spec: RunSpec) -> None:
     assert spec_of(toggles_of(spec)) == replace(spec, steps=RunSpec.steps, seed=RunSpec.seed)
-
-
-def test_units_that_no_toggle_sets_are_refused() -> None:
-    with pytest.raises(SpecError, match="numel:1000"):
-        toggles_of(RunSpec(model=PRESETS["tiny"], unit=UnitPolicy.parse("numel:1000")))

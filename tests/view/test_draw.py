@@ -14,13 +14,28 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
+from zeroviz.capacities import DEFAULT_RESERVE_NBYTES, parse_capacity
+from zeroviz.capacity_line import CapacityLine
 from zeroviz.compare import Moment
-from zeroviz.draw import draw, save_figure, signed, svg_text
+from zeroviz.draw import (
+    CAPACITY_DASH,
+    OUTLINE_DASH,
+    REFERENCE_DASH,
+    TOOTH_DEPTH,
+    draw,
+    paper_of,
+    placed,
+    save_figure,
+    signed,
+    svg_text,
+)
 from zeroviz.errors import ZerovizError
 from zeroviz.models import PRESETS
+from zeroviz.paper import Shape, Words, text_width
 from zeroviz.predict import predict
 from zeroviz.scene import Reference, Scene, build_scene
-from zeroviz.spec import Precision, RunSpec, Strategy, UnitPolicy
+from zeroviz.spec import Implementation, Precision, RunSpec, Strategy, UnitPolicy
+from zeroviz.state import ddp_peak
 from zeroviz.style import FONT_POINTS, PAINT, PAPER
 from zeroviz.trace import Category, Origin
 
@@ -30,6 +45,16 @@ SVG = "{http://www.w3.org/2000/svg}"
 def scene_of(*, ran: bool = False, **fields: object) -> Scene:
     trace = predict(RunSpec(**{"model": PRESETS["tiny"], "ranks": 4, **fields}))  # type: ignore[arg-type]
     return build_scene(trace, replace(trace, origin=Origin.LIVE) if ran else None)
+
+
+def on_gpu(gpu: str, *, ddp: bool = True, ran: bool = False, **fields: object) -> Scene:
+    """llama3-8b on a GPU, beside DDP's peak, as on the page."""
+    spec = RunSpec(
+        **{"model": PRESETS["llama3-8b"], "ranks": 8, "precision": Precision.BF16_MIXED, "seq": 4096, **fields}
+    )  # type: ignore[arg-type]
+    trace, line = predict(spec), CapacityLine.of(parse_capacity(gpu), DEFAULT_RESERVE_NBYTES)
+    reference = ddp_peak(spec) if ddp else None
+    return build_scene(trace, replace(trace, origin=Origin.LIVE) if ran else None, reference=reference, capacity=line)
 
 
 SCENES = {
@@ -42,6 +67,26 @@ SCENES = {
     "given back": scene_of(ranks=8, batch=2, seq=128),
     "few units": scene_of(model=PRESETS["llama3-70b"], ranks=64, unit=UnitPolicy.parse("numel:2e9")),
 }
+WITHIN = {
+    "does not fit": on_gpu("a100-40gb"),
+    "longest bar": on_gpu("a100-40gb", ddp=False, ran=True),
+    "one bar": on_gpu("h100-80gb", ranks=64, strategy=Strategy.DDP),
+    "far too large": on_gpu("h100-80gb", model=PRESETS["llama3-70b"]),
+    "through the reference's words": on_gpu("100GB", ran=True),
+    "at the reference": on_gpu("h200-141gb", ranks=16, strategy=Strategy.HYBRID_SHARD, shard_ranks=8),
+    "beyond the reference": on_gpu("155GB", ran=True),
+    "at the left": on_gpu("3GB", ran=True, strategy=Strategy.DDP, ranks=2),
+    "given back beyond": on_gpu("20GB", ranks=4, ddp=False),
+    "uneven ranks": on_gpu(
+        "3GB", model=PRESETS["gpt2"], ranks=6, impl=Implementation.FSDP2, seq=512, precision=Precision.FP32, ddp=False
+    ),
+}
+BEYOND = {
+    "tiny": on_gpu("h100-80gb", model=PRESETS["tiny"], ranks=4, seq=32, ran=True),
+    "long words": on_gpu("85899345920000", ran=True, ranks=2),
+    "few": on_gpu("h100-80gb", model=PRESETS["tiny"], ranks=64, seq=32, ddp=False),
+}
+SCENES |= WITHIN | BEYOND
 
 
 @pytest.mark.parametrize("name", SCENES)
@@ -51,7 +96,8 @@ def test_svg_holds_every_mark_and_word(name: str) -> None:
     root = ElementTree.fromstring(text)
     assert root.tag == f"{SVG}svg" and root.get("width") == "100%" and root.get("viewBox")
     marks = {path.get("data-mark"): path for path in root.iter(f"{SVG}path") if path.get("data-mark")}
-    assert set(marks) == {mark.id for mark in (*scene.rows, *scene.segments, *scene.paddings)}
+    line = {"capacity"} if scene.capacity else set()
+    assert set(marks) == {mark.id for mark in (*scene.rows, *scene.segments, *scene.paddings, *scene.beyond)} | line
     for segment in scene.segments:
         assert marks[segment.id].get("data-nbytes") == str(segment.nbytes)
         tooltip = marks[segment.id].find(f"{SVG}title")
@@ -173,6 +219,7 @@ import sys
 import zeroviz.panel
 from zeroviz.draw import svg_text
 from zeroviz.models import PRESETS
+from zeroviz.paper import Shape, Words, text_width
 from zeroviz.predict import predict
 from zeroviz.scene import build_scene
 from zeroviz.spec import RunSpec
@@ -208,3 +255,75 @@ def test_every_row_of_ranks_is_named_once_whoever_saw_it(origin: Origin, ranks: 
     texts = ["".join(e.itertext()) for e in ElementTree.fromstring(svg_text(scene)).iter(f"{SVG}text")]
     for row in scene.rows:
         assert texts.count(row.rank_label) == 1
+
+
+# ---- what a GPU has ----
+
+
+def shapes_of(scene: Scene) -> dict[str, Shape]:
+    """Marks by name, as laid out."""
+    return {s.data["mark"]: s for s in paper_of(scene).shapes if isinstance(s, Shape) and "mark" in s.data}
+
+
+@pytest.mark.parametrize("name", WITHIN)
+def test_the_line_stands_at_the_budget_with_a_dash_of_its_own(name: str) -> None:
+    scene = SCENES[name]
+    assert scene.capacity is not None
+    page, line = placed(scene), shapes_of(scene)["capacity"]
+    (x, top), (same, bottom) = line.points
+    budget = scene.capacity.budget_nbytes
+    assert x == same == pytest.approx(page["left"] + (page["right"] - page["left"]) * budget / page["most"])
+    assert all(top < y and y + height < bottom for y, height, _, _ in page["bars"])
+    dashes = [s.dash for s in paper_of(scene).shapes if isinstance(s, Shape) and s.dash]
+    assert dashes.count(line.dash) == 1 and len({CAPACITY_DASH, OUTLINE_DASH, REFERENCE_DASH}) == 3
+    assert (
+        line.line > max(s.line for s in paper_of(scene).shapes if isinstance(s, Shape) and s.dash and s is not line) - 2
+    )
+    assert line.tip == scene.notes[0] and line.data["nbytes"] == str(budget)
+
+
+@pytest.mark.parametrize("name", WITHIN)
+def test_the_line_runs_through_no_word(name: str) -> None:
+    (x, top), (_, bottom) = shapes_of(SCENES[name])["capacity"].points
+    for words in (each for each in paper_of(SCENES[name]).shapes if isinstance(each, Words)):
+        width = text_width(words.text, words.points, "bold" if words.is_bold else "normal")
+        left = words.x - {"start": 0.0, "middle": width / 2, "end": width}[words.anchor]
+        beside = x < left or x > left + width
+        assert beside or words.y + words.points * 0.4 < top or words.y - words.points * 0.4 > bottom, words
+
+
+@pytest.mark.parametrize("name", WITHIN)
+def test_what_lies_beyond_is_under_a_saw_and_not_under_colour_alone(name: str) -> None:
+    scene, shapes = SCENES[name], shapes_of(SCENES[name])
+    for mark in scene.beyond:
+        saw, bar = shapes[mark.id], shapes[scene.rows[mark.row].id]
+        xs, ys = [x for x, _ in saw.points], [y + saw.down for _, y in saw.points]
+        assert min(xs) == pytest.approx(shapes["capacity"].points[0][0]) and max(xs) == pytest.approx(bar.points[1][0])
+        assert min(ys) == bar.points[0][1] and max(ys) == pytest.approx(bar.points[0][1] + TOOTH_DEPTH)
+        assert saw.data["nbytes"] == str(mark.nbytes) and f"{mark.nbytes:,} B beyond" in saw.tip
+    assert ("Below the saw" in svg_text(scene)) == bool(scene.beyond)
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_a_line_beyond_the_axis_is_an_arrow_with_words(name: str) -> None:
+    scene = SCENES[name]
+    assert scene.capacity is not None and not scene.beyond
+    assert f"{scene.capacity.words}, beyond the axis" in svg_text(scene)
+    arrow = shapes_of(scene)["capacity"]
+    words = [s for s in paper_of(scene).shapes if isinstance(s, Words) and "beyond the axis" in s.text]
+    assert words[0].x < min(x for x, _ in arrow.points) and max(x for x, _ in arrow.points) <= paper_of(scene).width
+    assert not any(s.dash == CAPACITY_DASH for s in paper_of(scene).shapes if isinstance(s, Shape))
+
+
+def test_a_capacity_changes_no_key_of_the_page_and_no_picture_without_it() -> None:
+    trace = predict(RunSpec(model=PRESETS["tiny"], ranks=4))
+    assert svg_text(build_scene(trace)) == svg_text(build_scene(trace, capacity=None))
+    assert placed(SCENES["does not fit"]).keys() == placed(SCENES["four"]).keys() == {
+        "svg", "left", "right", "most", "bars",
+    }  # fmt: skip
+
+
+def test_a_capacitys_name_is_text_and_never_markup() -> None:
+    line = CapacityLine("<script>alert(1)</script>", 10**6, 0)
+    text = svg_text(build_scene(predict(RunSpec(model=PRESETS["tiny"], ranks=2)), capacity=line))
+    assert "<script" not in text and ElementTree.fromstring(text) is not None

@@ -16,6 +16,7 @@ import pytest
 from tests.view.backends import FakeBackend, in_loop, settled
 from tests.work import num_calls
 from zeroviz.backend import RunState
+from zeroviz.changes import as_plain
 from zeroviz.compare import UNEXPLAINED
 from zeroviz.errors import RunError, SpecError
 from zeroviz.film import build_film
@@ -377,16 +378,66 @@ def test_the_map_of_what_fits_is_drawn_when_it_is_opened() -> None:
     assert not page.fit.is_open and page.fit.picture.value == ""
     page.fit.button.value = True
     assert "Does tiny fit in h100-80gb?" in page.fit.picture.value
-    page.fit.gpu.value = "24GiB"
-    assert "Does tiny fit in 24GiB?" in page.fit.picture.value
+    gpu = page.controls.widget["gpu"]
+    gpu.value = "24GiB"
+    assert "Does tiny fit in 24GiB?" in page.fit.picture.value and "Fits 24GiB" in page.stage.bars["svg"]
     page.fit.upward.value = Upward.SEQ
     assert ">sequence</text>" in page.fit.picture.value
     page.state.choose(model=PRESETS["llama3-8b"])
     assert "Does llama3-8b fit" in page.fit.picture.value
-    page.fit.gpu.value = "<b>"
-    assert "&lt;b&gt;" in page.fit.picture.value and "<svg" not in page.fit.picture.value
-    page.fit.gpu.value = "a100-40gb"
-    assert "<svg" in page.fit.picture.value
+    gpu.value = "<b>"
+    assert "&lt;b&gt;" in page.news.value and gpu.value == page.state.gpu == "24GiB"
+    gpu.value = "a100-40gb"
+    assert "Does llama3-8b fit in a100-40gb" in page.fit.picture.value and "&lt;b&gt;" not in page.news.value
+
+
+def test_keys_of_the_presenter_move_the_state() -> None:
+    page = panel()
+    page.stage.asked("strategy")
+    assert page.state.strategy is Strategy.SHARD_GRAD_OP
+    page.stage.asked("strategy back")
+    page.stage.asked("more ranks")
+    assert (page.state.strategy, page.state.ranks) == (Strategy.ZERO3, 8)
+    page.stage.asked("undo")
+    page.stage.asked("fewer ranks")
+    assert page.state.ranks == 2
+    page.stage.asked("fewer ranks")
+    page.stage.asked("fewer ranks")
+    assert page.state.ranks == 1
+    before = page.state.toggles
+    page.stage.asked("what nobody asks")
+    assert page.state.toggles == before
+    page.state.choose(impl=Implementation.DDP)
+    page.stage.asked("strategy")  # of which it has one
+    assert page.state.strategy is Strategy.DDP and not page.state.error
+
+
+def test_the_wire_is_in_bytes_or_elements_and_the_formula_is_drawn_when_it_is_open() -> None:
+    page = panel()
+    assert ">each rank, in bytes<" in page.stage.wire["svg"] and page.stage.formula == {}
+    page.controls.widget["in_elements"].value = True
+    assert ">each rank, in elements<" in page.stage.wire["svg"]
+    page.stage.is_open = {**page.stage.is_open, "formula": True}
+    assert 'data-category="OPTIMIZER_STATE"' in page.stage.formula["svg"]
+    rest = page.state.predicted.ranks[0].rest_nbytes
+    assert f"{rest:,} B" in page.stage.formula["svg"]
+
+
+def test_advice_is_worked_out_when_it_is_open_and_a_press_makes_the_change() -> None:
+    page = panel()
+    page.state.choose(model=PRESETS["llama3-8b"], ranks=2, seq=4096)
+    assert page.advice.html == ""
+    page.advice.is_open = True
+    assert 'data-fits="false"' in page.advice.html and "Does not fit h100-80gb" in page.advice.html
+    change = page.state.advice().changes[0]
+    page.advice.pressed(json.dumps(as_plain(change.toggles)))
+    assert page.state.predicted.ranks[0].peak().total == change.peak_nbytes
+    page.controls.widget["gpu"].value = "h200-141gb"
+    assert "h200-141gb" in page.advice.html
+    before = page.state.toggles
+    for wrong in ("{", "[]", '{"model": "x"}', '{"ranks": "many"}', '{"ranks": -1}'):
+        page.advice.pressed(wrong)
+        assert page.state.error and page.state.toggles == before
 
 
 def test_sections_say_what_they_are_open_or_closed() -> None:

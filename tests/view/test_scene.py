@@ -9,8 +9,11 @@ from itertools import product
 import pytest
 
 from tests.every import pairs, settings_of
+from zeroviz.capacities import DEFAULT_RESERVE_NBYTES, parse_capacity
+from zeroviz.capacity_line import CapacityLine, both
 from zeroviz.compare import Moment
-from zeroviz.errors import TraceError
+from zeroviz.errors import SpecError, TraceError
+from zeroviz.heatmap import Upward, build_heatmap
 from zeroviz.models import PRESETS, bare
 from zeroviz.precision import OWN_PRECISIONS, WHOLE_BUFFER_PRECISIONS
 from zeroviz.predict import predict
@@ -250,3 +253,101 @@ def test_what_is_given_back_before_the_peak_is_no_part_of_it_and_ends_at_the_mar
         assert all(p.start + p.nbytes == solid for p in scene.paddings if p.row == row.index)
     if precision in WHOLE_BUFFER_PRECISIONS:
         assert not build_scene(predict(replace(trace.spec, strategy=Strategy.MEGATRON_OPTIM))).gives_back
+
+
+# ---- what a GPU has ----
+
+
+def line_of(text: str, reserve_nbytes: int = DEFAULT_RESERVE_NBYTES) -> CapacityLine:
+    return CapacityLine.of(parse_capacity(text), reserve_nbytes)
+
+
+LLAMA = RunSpec(model=PRESETS["llama3-8b"], ranks=8, precision=Precision.BF16_MIXED, seq=4096)
+
+
+def test_without_a_capacity_there_is_no_line() -> None:
+    scene = build_scene(predict(LLAMA))
+    assert (scene.capacity, scene.beyond) == (None, ())
+    assert not any("fit" in line for line in (*scene.subtitle, *scene.notes))
+
+
+@pytest.mark.parametrize("spec", GRID[::5], ids=str)
+@pytest.mark.parametrize("percent", [30, 99, 100, 101, 149, 151, 10_000])
+def test_what_lies_beyond_the_line_is_what_does_not_fit(spec: RunSpec, percent: int) -> None:
+    trace = predict(spec)
+    peak = max(rank.peak().total for rank in trace.ranks)
+    line = CapacityLine("a GPU", peak * percent // 100 + 7, 7)
+    scene, plain = build_scene(trace, live(trace), capacity=line), build_scene(trace, live(trace))
+    assert {mark.row: mark.nbytes for mark in scene.beyond} == {
+        row.index: row.peak_nbytes - line.budget_nbytes for row in scene.rows if row.peak_nbytes > line.budget_nbytes
+    }
+    for mark in scene.beyond:
+        assert mark.start == line.budget_nbytes
+        assert mark.start + mark.nbytes == scene.rows[mark.row].peak_nbytes <= scene.axis_max
+    assert bool(scene.beyond) == (percent < 100)
+    # Bars keep two thirds of their length at least; a line further off leaves the axis as it was.
+    assert scene.axis_max == (line.budget_nbytes if 100 < percent < 150 else plain.axis_max)
+    assert (scene.rows, scene.segments, scene.paddings) == (plain.rows, plain.segments, plain.paddings)
+
+
+def test_an_axis_that_ends_at_a_reference_is_made_no_longer_than_by_half() -> None:
+    trace = predict(LLAMA)
+    ends = [
+        build_scene(trace, reference=Reference(10**11, "far"), capacity=line_of(text, 0)).axis_max
+        for text in ("99GB", "149GB", "150GB", "151GB")
+    ]
+    assert ends == [10**11, 149 * 10**9, 150 * 10**9, 10**11]
+
+
+@pytest.mark.parametrize(("gpu", "reserve"), [("a100-40gb", DEFAULT_RESERVE_NBYTES), ("h100-80gb", 0), ("24GB", 10**9)])
+def test_the_line_is_the_maps_budget_and_says_what_the_reserve_is(gpu: str, reserve: int) -> None:
+    line, found = line_of(gpu, reserve), build_heatmap(LLAMA, Upward.BATCH, parse_capacity(gpu), reserve)
+    assert line.budget_nbytes == found.budget_nbytes
+    scene = build_scene(predict(LLAMA), capacity=line)
+    # The map's sentences on capacity and reserve, word for word.
+    assert scene.notes[0] == " ".join(note for note in found.notes if note.startswith((gpu, "A peak fits")))
+    assert both(line.budget_nbytes) in line.words and ("less its reserve" in line.words) == bool(reserve)
+    (verdict,) = [words for words in scene.subtitle if words.startswith(("Fits", "Does not fit"))]
+    assert verdict.startswith("Fits") == found.current.fits and both(abs(found.current.spare_nbytes)) in verdict
+    assert verdict in scene.sentence
+
+
+def test_the_verdict_says_by_how_much_at_the_peak_and_at_rest() -> None:
+    """16.06 GB at rest, 51.16 GB at the peak."""
+    for text, verdict in (
+        ("60GB", "Fits 60GB with 8.84 GB (8.24 GiB) to spare"),
+        ("10GB", "Does not fit 10GB by 41.16 GB (38.33 GiB) at the peak, nor at rest by 6.06 GB (5.64 GiB)"),
+    ):
+        assert verdict in build_scene(predict(LLAMA), capacity=line_of(text, 0)).subtitle, text
+    peak = predict(LLAMA).ranks[0].peak().total
+    for more, words in (
+        (0, "Fits it with 0 B to spare"),
+        (1, "Fits it with 1 B to spare"),
+        (-1, "Does not fit it by 1 B at the peak"),
+        (-1_470_000, "Does not fit it by 1.47 MB (1.40 MiB) at the peak"),
+    ):
+        line = CapacityLine("it", peak + more, 0)
+        assert words in build_scene(predict(LLAMA), capacity=line).subtitle
+
+
+def test_a_measured_peak_that_fits_otherwise_is_said() -> None:
+    trace = predict(RunSpec(model=PRESETS["tiny"], ranks=2))
+    first, peak = trace.ranks[0], trace.ranks[0].peak().total
+    heavier = live(replace(trace, ranks=(replace(first, rest={**first.rest, Category.BUCKET: 1000}), trace.ranks[1])))
+    for line, words in (
+        (
+            CapacityLine("it", peak, 0),
+            "Fits it with 0 B to spare; the measured peak is too much, by 1.00 kB (0.98 KiB)",
+        ),
+        (CapacityLine("it", peak + 1000, 0), "Fits it with 1.00 kB (0.98 KiB) to spare"),
+    ):
+        scene = build_scene(trace, heavier, capacity=line)
+        assert words in scene.subtitle
+        assert [scene.rows[mark.row].origin for mark in scene.beyond] == [Origin.LIVE] * (line.budget_nbytes == peak)
+
+
+def test_a_reserve_that_leaves_nothing_is_refused_in_the_maps_words() -> None:
+    with pytest.raises(SpecError, match=r"leaves nothing of 2\.147 GB \(2GiB\); give a smaller one, or 0"):
+        line_of("2GiB")
+    with pytest.raises(SpecError, match="0 or more"):
+        CapacityLine("it", 10, -1)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from zeroviz.draw import svg_text
 from zeroviz.examples import EXAMPLES
 from zeroviz.export import Format, export
 from zeroviz.models import PRESETS, bare
@@ -90,14 +91,14 @@ def handed(page: ExplorerPanel, what: str) -> tuple[str, str, bytes]:
 def test_every_picture_comes_as_each_kind_of_file() -> None:
     page = ExplorerPanel(Explorer())
     names = set()
-    for picture in ("bars", "map", "film"):
+    for picture in ("bars", "map", "film", "wire"):
         for kind, start in STARTS.items():
             name, mime, content = handed(page, f"{picture} as {kind}")
             assert content.startswith(start) and name == f"zeroviz-{picture}.{kind.lower()}" and kind.lower() in mime
             names.add(name)
-    assert len(names) == 9
+    assert len(names) == 12
     _, _, svg = handed(page, "bars as SVG")
-    assert page.stage.bars["svg"].encode() in svg
+    assert svg_text(page.state.scene()).encode() in svg
 
 
 def test_ledger_trace_and_code_are_those_of_the_state() -> None:

@@ -232,9 +232,11 @@ def test_the_map_is_of_this_state_and_the_chosen_gpu() -> None:
     fits = state.heatmap().current.fits
     state.gpu = "24GB"
     assert fits and not state.heatmap().current.fits
-    state.gpu = "a toaster"
-    with pytest.raises(SpecError, match="a toaster"):
-        state.heatmap()
+    for wrong in ("a toaster", "0GB", "2GB"):  # of the last the reserve leaves nothing
+        assert not state.choose_gpu(wrong) and state.gpu == "24GB" and state.error.endswith(".")
+        with pytest.raises(TraitError):
+            state.gpu = wrong
+    assert state.choose_gpu("h200-141gb") and not state.error
 
 
 @pytest.mark.parametrize("strategy", Strategy)

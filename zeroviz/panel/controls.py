@@ -10,6 +10,7 @@ from typing import Any
 
 import ipywidgets as widgets  # type: ignore[import-untyped]
 
+from zeroviz.facts import GPU_CAPACITY_NBYTES
 from zeroviz.implementations import PRECISIONS
 from zeroviz.models import PRESETS, Family, ModelShape
 from zeroviz.settings import MIB, SETTINGS, BackwardPrefetch
@@ -68,10 +69,14 @@ _DESCRIPTIONS = {
         "film axis",
         "Where the film's axis begins: at zero, to see the whole, or at rest, to see what the step adds",
     ),
+    "gpu": (
+        "GPU",
+        "A GPU by name, or a capacity such as 24GB or 24GiB: a line across the bars, and the map of what fits",
+    ),
     "in_elements": ("wire in", "What is sent: bytes, as a ring sends them, or elements, to read it as multiples of P"),
     "rank": ("film of", "Whose step the film shows; ranks that are alike to the byte share one"),
 }
-VIEWS = ("zoom", "from_rest", "rank", "in_elements")
+VIEWS = ("zoom", "from_rest", "rank", "gpu", "in_elements")
 """What is looked at: these change no number."""
 
 
@@ -107,6 +112,7 @@ class Controls:
             "zoom": _buttons((("to DDP's peak", False), ("to the longest bar", True))),
             "from_rest": _buttons((("from zero", False), ("from rest", True))),
             "rank": widgets.Dropdown(options=(("each rank", 0),)),
+            "gpu": gpu_control(state),
             "in_elements": _buttons((("bytes", False), ("elements", True))),
         }
         for name in leave_out:
@@ -131,6 +137,8 @@ class Controls:
         def ask(change: Any) -> None:
             with self._state.lock:
                 if self._showing:
+                    return
+                if name == "gpu":  # which answers by itself
                     return
                 if name in VIEWS:
                     setattr(self._state, name, change.new)
@@ -234,6 +242,24 @@ def _setting_words(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return f"{value:,}" if isinstance(value, int) else str(value.value)
+
+
+def gpu_control(state: Explorer) -> widgets.Combobox:
+    """A GPU by name, or a capacity; what is no such thing is said, and the field goes back."""
+    control = widgets.Combobox(
+        value=state.gpu, options=list(GPU_CAPACITY_NBYTES), description="GPU", continuous_update=False
+    )
+    control.tooltip = _DESCRIPTIONS["gpu"][1]
+    control.add_class("zeroviz-gpu")
+
+    def ask(change: Any) -> None:
+        # Going back is no question of its own: it would take the sentence away.
+        if change.new != state.gpu and not state.choose_gpu(change.new):
+            control.value = state.gpu
+
+    control.observe(ask, "value")
+    state.observe(lambda _: setattr(control, "value", state.gpu), "gpu")
+    return control
 
 
 def css_name(name: str) -> str:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from html import escape
-from typing import Any
 
 import ipywidgets as widgets  # type: ignore[import-untyped]
 
 from zeroviz.draw_heatmap import heatmap_svg
-from zeroviz.facts import GPU_CAPACITY_NBYTES
 from zeroviz.heatmap import Upward
-from zeroviz.panel.controls import VIEWS, Controls
+from zeroviz.panel.controls import VIEWS, Controls, gpu_control
 from zeroviz.panel.look import CSS
 from zeroviz.panel.section import Section
 from zeroviz.state import Explorer
@@ -24,7 +22,7 @@ class FitPanel(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no types
         self.controls = Controls(state, leave_out=VIEWS)
         self.news = widgets.HTML()
         self.news.add_class("zeroviz-live")
-        self.fit = FitSection(state, is_open=True)
+        self.fit = FitSection(state, is_open=True, asks_gpu=True)
         desk = widgets.Box([self.controls.box, self.news])
         desk.add_class("zeroviz-desk")
         main = widgets.Box([desk, self.fit])
@@ -43,34 +41,23 @@ class FitPanel(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no types
 
 
 class FitSection(Section):
-    """The map of `state`, for a GPU by name or a capacity such as 24GB."""
+    """The map of `state`. asks_gpu: whether the GPU is chosen here, where no other control has it."""
 
-    def __init__(self, state: Explorer, *, is_open: bool = False) -> None:
+    def __init__(self, state: Explorer, *, is_open: bool = False, asks_gpu: bool = False) -> None:
         self._state = state
-        self.gpu = widgets.Combobox(
-            value=state.gpu, options=list(GPU_CAPACITY_NBYTES), description="GPU", continuous_update=False
-        )
-        self.gpu.tooltip = "A GPU by name, or a capacity such as 24GB or 24GiB"
-        self.gpu.add_class("zeroviz-gpu")
+        self.gpu = gpu_control(state) if asks_gpu else None
         self.upward = widgets.ToggleButtons(
             options=[(f"ranks x {upward.value}", upward) for upward in Upward], description="map"
         )
         self.upward.tooltip = "What grows from bottom to top of the map"
         self.upward.add_class("zeroviz-upward")
-        super().__init__("fit", "Does it fit a GPU?", [self.gpu, self.upward], is_open=is_open)
-        self.gpu.observe(self._asker("gpu"), "value")
-        self.upward.observe(self._asker("upward"), "value")
+        super().__init__("fit", "Does it fit a GPU?", [*([self.gpu] if self.gpu else []), self.upward], is_open=is_open)
+        self.upward.observe(lambda change: setattr(state, "upward", change.new), "value")
         state.observe(lambda _: self.draw(), ["predicted", "gpu", "upward"])
-
-    def _asker(self, name: str) -> Any:
-        def ask(change: Any) -> None:
-            setattr(self._state, name, change.new)
-
-        return ask
 
     def draw(self) -> None:
         with self._state.lock:
-            self.gpu.value, self.upward.value = self._state.gpu, self._state.upward
+            self.upward.value = self._state.upward
             super().draw()
 
     def svg(self) -> str:

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-CSS = """<style>
+from zeroviz.draw_formula import CSS as FORMULA
+
+_PAGE = """
+.zeroviz-explorer { --zv-paper: #ffffff; --zv-ink: #1a1a1a; --zv-muted: #555555; --zv-rule: #d0d0d0;
+  --zv-track: #ececec; }
+[data-jp-theme-light="false"] .zeroviz-explorer { --zv-paper: #1b1b1b; --zv-ink: #f2f2f2; --zv-muted: #b9b9b9;
+  --zv-rule: #4a4a4a; --zv-track: #383838; }
+/* A light line would be lost on bright paint. */
+[data-jp-theme-light="false"] .zeroviz-drawing .zl { filter: drop-shadow(0 0 1.2px #000) drop-shadow(0 0 0.6px #000); }
+.zeroviz-drawing { color: var(--zv-ink, #1a1a1a); }
 .zeroviz-explorer { max-width: 1720px; container-type: inline-size; }
 .zeroviz-explorer .widget-html-content { white-space: normal; overflow-wrap: break-word; min-width: 0; }
 .zeroviz-main { display: grid; grid-template-columns: minmax(0, 1fr); gap: 4px 20px; overflow: hidden; }
@@ -49,7 +58,8 @@ xmlns='http://www.w3.org/2000/svg' viewBox='0 0 18 18'%3E%3Cpath fill='%23ddd' \
 d='M5.2 5.9 9 9.7l3.8-3.8 1.2 1.2L9 12.1 4 7.1z'/%3E%3C/svg%3E"); }
 .zeroviz-error:not(:empty)::before { content: "\\26A0\\00A0"; }
 .zeroviz-notice { color: var(--jp-ui-font-color2, #555); }
-.zeroviz-picture-card { background: #fff; border: 1px solid #ccc; border-radius: 6px; padding: 4px; overflow: hidden; }
+.zeroviz-picture-card { background: var(--zv-paper, #fff); border: 1px solid var(--zv-rule, #ccc);
+  border-radius: 6px; padding: 4px; overflow: hidden; }
 .zeroviz-picture-card .widget-html-content { width: 100%; }
 /* As tall as the window lets it be under Lab's own bars, but never so that its 14-point words fall below 13 pixels. */
 .zeroviz-pictures { display: flex; flex-flow: column; gap: 6px; min-width: 0; overflow: hidden; }
@@ -85,6 +95,17 @@ d='M5.2 5.9 9 9.7l3.8-3.8 1.2 1.2L9 12.1 4 7.1z'/%3E%3C/svg%3E"); }
 .zeroviz-stage { position: relative; }
 .zeroviz-intake-text { width: 100%; box-sizing: border-box; font: 13px monospace; resize: vertical; }
 .zeroviz-intake-row { display: flex; gap: 8px; align-items: center; flex-wrap: wrap; font-size: 13px; }
+.zeroviz-change { font-size: 14px; cursor: pointer; padding: 3px 8px; border-radius: 4px; text-align: left;
+  border: 1px solid var(--jp-border-color1, #999); background: var(--jp-layout-color1, #fff);
+  color: var(--jp-ui-font-color1, #222); white-space: normal; }
+.zeroviz-guessing .zeroviz-pictures > *:not(.zeroviz-guess), .zeroviz-guessing > .zeroviz-tables-box,
+.zeroviz-guessing .zeroviz-notice, .zeroviz-guessing .zeroviz-progress { display: none !important; }
+.zeroviz-guess { overflow: hidden; }
+.zeroviz-guess .jupyter-button { font-size: 16px; width: auto; height: 36px; line-height: 36px; padding: 0 14px; }
+.zeroviz-guess .zeroviz-predict-first.mod-active { background: #0072B2; color: #fff; }
+.zeroviz-guess .zeroviz-predict-first { align-self: flex-end; font-size: 14px; height: 30px; line-height: 30px; }
+.zeroviz-question { font-size: 20px; font-weight: 600; line-height: 1.4; margin: 8px 4px;
+  color: var(--jp-ui-font-color1, #222); }
 .zeroviz-dropping { outline: 4px dashed #0072B2; outline-offset: -4px; }
 .zeroviz-tip { position: absolute; z-index: 20; max-width: 460px; padding: 5px 9px; border-radius: 4px; font-size: 14px;
   line-height: 1.35; background: #222; color: #fff; pointer-events: none; }
@@ -105,10 +126,13 @@ d='M5.2 5.9 9 9.7l3.8-3.8 1.2 1.2L9 12.1 4 7.1z'/%3E%3C/svg%3E"); }
 .zeroviz-presenting .zeroviz-drawing { width: 100%; height: 100%; max-height: none; }
 .zeroviz-presenting .zeroviz-now { font-size: 2.6vh; color: inherit; min-height: 2.7em; }
 .zeroviz-presenting .zeroviz-now-held { font-size: 2vh; color: inherit; }
+.zeroviz-presenting .zeroviz-formula { font-size: 3.4vh; --jp-ui-font-color1: currentColor;
+  --jp-ui-font-color2: currentColor; }
 .zeroviz-presenting .zeroviz-present-help { display: block; font-size: 1.7vh; margin: 0; opacity: 0.75; }
 .zeroviz-blanked .zeroviz-blank { display: block !important; position: fixed; inset: 0; background: #000; z-index: 30; }
 .zeroviz-moment { pointer-events: none; }
 .zeroviz-cursor-line { stroke: #b00060; stroke-width: 2.4; fill: #b00060; }
+.zeroviz-lighting [data-category]:not(.zeroviz-lit) { opacity: 0.22; }
 .zeroviz-gathered-line { stroke: #b00060; stroke-width: 2.6; fill: none; }
 .zeroviz-section .zeroviz-heading { font-size: 15px; font-weight: 600; text-align: left; width: auto; height: 34px;
   line-height: 34px; align-self: flex-start; background: none; padding: 0 4px; }
@@ -148,7 +172,8 @@ d='M5.2 5.9 9 9.7l3.8-3.8 1.2 1.2L9 12.1 4 7.1z'/%3E%3C/svg%3E"); }
 }
 .zeroviz-summary { font-size: 16px; margin: 10px 0 0; font-weight: 600; }
 .zeroviz-aside { font-size: 14px; margin: 4px 0 0; }
-</style>"""
+"""
+CSS = f"<style>{_PAGE}{FORMULA}</style>"
 
 # Faults of plain ipywidgets in JupyterLab: a slider's handle has no accessible name and says its position instead of
 # its value, news is not announced, and while a control has the focus the notebook takes letters as commands (A adds a

@@ -8,8 +8,10 @@ from typing import Any
 
 import ipywidgets as widgets  # type: ignore[import-untyped]
 
+from zeroviz.panel.advice import AdviceSection
 from zeroviz.panel.controls import VIEWS, Controls
 from zeroviz.panel.fit import FitSection
+from zeroviz.panel.guessing import Guessing
 from zeroviz.panel.intake import Intake
 from zeroviz.panel.look import CSS
 from zeroviz.panel.pinned import Pinned
@@ -34,16 +36,19 @@ class ExplorerPanel(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no 
         self.news.add_class("zeroviz-live")
         self.stage = Stage(state)
         self.fit = FitSection(state)
+        self.advice = AdviceSection(state)
+        self.guessing = Guessing(state)
         self.pinned = Pinned(state)
         self.take = TakeAway(state, self.stage)
         self.shortcuts = Shortcuts(state)
         self.intake = Intake(state)
         self.tables = widgets.HTML()
+        self.tables.add_class("zeroviz-tables-box")
         bar = widgets.Box([self.run_button, self.stop_button, self.news])
         bar.add_class("zeroviz-bar")
         desk = widgets.Box([self.shortcuts, self.intake, self.controls.box, bar])
         desk.add_class("zeroviz-desk")
-        pictures = widgets.Box([self.stage, self.pinned, self.fit, self.take])
+        pictures = widgets.Box([self.guessing, self.stage, self.advice, self.pinned, self.fit, self.take])
         pictures.add_class("zeroviz-pictures")
         main = widgets.Box([desk, pictures])
         main.add_class("zeroviz-main")
@@ -53,11 +58,19 @@ class ExplorerPanel(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no 
         self.draw()
         self.tell()
         state.observe(self._changed, ["predicted", "measured", "earlier", *VIEWS])
+        state.observe(lambda _: self._hide(), ["guessing", "asked", "guess_nbytes", "predicted"])
         state.observe(lambda _: self.tell(), ["run_state", "message", "notice", "error"])
 
     def _changed(self, _: Any) -> None:
         self.draw()
         self.tell()
+
+    def _hide(self) -> None:
+        """The numbers are out of sight, and out of a screen reader's, while a question waits for its guess."""
+        if self.guessing.hides:
+            self.add_class("zeroviz-guessing")
+        else:
+            self.remove_class("zeroviz-guessing")
 
     def draw(self) -> None:
         """Draw picture and tables anew, unless what they show is still the same."""

@@ -6,8 +6,8 @@
 // computes a number but `amount`, which says bytes as zeroviz/axis.py does.
 
 const SVG = "http://www.w3.org/2000/svg";
-const PICTURES = ["bars", "map", "film", "wire"];
-const PICTURE_OF = { map: "map", timeline: "film", wire: "wire" };
+const PICTURES = ["bars", "map", "film", "wire", "formula"];
+const PICTURE_OF = { map: "map", timeline: "film", wire: "wire", formula: "formula" };
 const SCALES = { B: 1, kB: 1e3, MB: 1e6, GB: 1e9, TB: 1e12, PB: 1e15, EB: 1e18 };
 const SAVE_MS = 250;
 
@@ -59,6 +59,7 @@ class Stage {
     for (const [name, picture] of Object.entries(PICTURE_OF)) this.card(picture, this.section(name));
     this.player();
     this.presenter();
+    this.lights();
     this.changed = () => this.draw();
     model.on("change", this.changed);
     this.draw();
@@ -75,15 +76,18 @@ class Stage {
     const section = element("section", `zeroviz-section zeroviz-${name}-section`, this.root);
     const heading = element("button", "zeroviz-heading", section, { type: "button", "data-part": name });
     heading.dataset.lmSuppressShortcuts = "true";
-    heading.addEventListener("click", () => {
-      const open = { ...this.model.get("is_open"), [name]: !this.model.get("is_open")[name] };
-      this.model.set("is_open", open);
-      this.model.save_changes();
-      this.fold();
-    });
+    heading.addEventListener("click", () => this.open(name, !this.model.get("is_open")[name]));
     section.heading = heading;
     this.sections = { ...this.sections, [name]: section };
     return section;
+  }
+
+  open(name, is_open = true) {
+    const before = this.model.get("is_open");
+    if (!(name in before) || before[name] === is_open) return;
+    this.model.set("is_open", { ...before, [name]: is_open });
+    this.model.save_changes();
+    this.fold();
   }
 
   fold() {
@@ -178,6 +182,25 @@ class Stage {
     return x - xs[low] <= xs[high] - x ? low : high;
   }
 
+  // ---- a term of the formula lights what it stands for in the bars and the film ----
+
+  lights() {
+    const { formula } = this.cards;
+    const at = (event) => this.light(event.target.closest?.(".zeroviz-term")?.dataset.category ?? "");
+    for (const kind of ["pointerover", "focusin"]) formula.addEventListener(kind, at);
+    for (const kind of ["pointerleave", "focusout"]) formula.addEventListener(kind, () => this.light(""));
+  }
+
+  light(categories) {
+    const lit = new Set(categories.split(" ").filter(Boolean));
+    for (const name of ["bars", "film"]) {
+      const svg = this.cards[name].querySelector("svg");
+      svg?.classList.toggle("zeroviz-lighting", lit.size > 0);
+      for (const part of svg?.querySelectorAll("[data-category]") ?? [])
+        part.classList.toggle("zeroviz-lit", lit.has(part.dataset.category));
+    }
+  }
+
   // ---- for a lecture: one picture at a time, over the whole window ----
 
   presenter() {
@@ -197,15 +220,10 @@ class Stage {
     return this.root.classList.contains("zeroviz-presenting");
   }
 
-  // The pictures that are open, in their order; the bars always are.
-  get pictures() {
-    const open = this.model.get("is_open");
-    return ["bars", ...Object.entries(PICTURE_OF).filter(([name]) => open[name]).map(([, picture]) => picture)];
-  }
-
   present(number) {
-    const { pictures } = this;
+    const pictures = ["bars", ...Object.values(PICTURE_OF)];
     this.presented = Math.min(Math.max(0, number), pictures.length - 1);
+    this.open(Object.keys(PICTURE_OF)[this.presented - 1]);
     if (!this.isPresenting) {
       this.root.classList.add("zeroviz-presenting");
       // Into the top layer: the notebook clips what is only fixed.

@@ -15,6 +15,7 @@ import anywidget
 import traitlets
 
 from zeroviz.draw import placed
+from zeroviz.draw_formula import formula_html
 from zeroviz.draw_shard_map import placed_map
 from zeroviz.draw_timeline import placed_timeline
 from zeroviz.draw_wire import placed_wire
@@ -26,7 +27,14 @@ from zeroviz.shard_map import build_shard_map
 from zeroviz.state import Explorer
 from zeroviz.style import label_of
 
-HEADINGS = {"map": "Who holds what", "timeline": "The whole step, op by op", "wire": "What each rank sends"}
+HEADINGS = {
+    "map": "Who holds what",
+    "timeline": "The whole step, op by op",
+    "wire": "What each rank sends",
+    "formula": "How the figures come about",
+}
+OPEN = {name: name != "formula" for name in HEADINGS}
+"""At first. What is closed is not drawn."""
 ASKS = ("strategy", "strategy back", "more ranks", "fewer ranks", "undo")
 """What a presenter's keys ask of the state."""
 
@@ -49,9 +57,10 @@ class Stage(anywidget.AnyWidget):
     map = traitlets.Dict().tag(sync=True, to_json=_as_text)
     film = traitlets.Dict().tag(sync=True, to_json=_as_text)
     wire = traitlets.Dict().tag(sync=True, to_json=_as_text)
+    formula = traitlets.Dict().tag(sync=True, to_json=_as_text)
     frames = traitlets.Dict().tag(sync=True, to_json=_as_text)
     cursor = traitlets.Int(0).tag(sync=True)
-    is_open = traitlets.Dict(dict.fromkeys(HEADINGS, True)).tag(sync=True)
+    is_open = traitlets.Dict(OPEN).tag(sync=True)
     headings = traitlets.Dict(HEADINGS).tag(sync=True)
     download = traitlets.Dict().tag(sync=True)
     version = traitlets.Int(0).tag(sync=True)
@@ -73,6 +82,8 @@ class Stage(anywidget.AnyWidget):
                 self._draw_film()
             if self.is_open["wire"]:
                 self.wire = placed_wire(self._state.wire())
+            if self.is_open["formula"]:
+                self.formula = {"svg": formula_html(self._state.formula())}
             self.version += 1
 
     def asked(self, what: str) -> None:
