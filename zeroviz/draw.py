@@ -73,9 +73,12 @@ def save_figure(scene: Scene, path: Path) -> None:
     paper_of(scene).save(path, NAME, scene.sentence)
 
 
-def svg_text(scene: Scene) -> str:
-    """The picture as one `<svg>` element as wide as its cell, each mark with its figures as data and as a tooltip."""
-    return paper_of(scene).svg(NAME, scene.sentence)
+def svg_text(scene: Scene, name: str = NAME, *, on_page: bool = False) -> str:
+    """The picture as one `<svg>` element as wide as its cell, each mark with its figures as data and as a tooltip.
+
+    name: its class, another one where a page has a picture of this kind already.
+    """
+    return paper_of(scene).svg(name, scene.sentence, on_page=on_page)
 
 
 def placed(scene: Scene) -> dict[str, Any]:

@@ -9,7 +9,6 @@ import pytest
 
 from tests.view.backends import FakeBackend, in_loop, settled
 from zeroviz.backend import RunState
-from zeroviz.draw import signed
 from zeroviz.errors import TraceError
 from zeroviz.models import PRESETS
 from zeroviz.panel.pinned import NOTHING, Pinned, differences_html
@@ -79,7 +78,7 @@ def test_the_section_pins_goes_back_and_unpins() -> None:
     comparison = state.comparison()
     assert comparison is not None and differences_html(comparison) in section.picture.value
     beyond = comparison.lines[0].beyond
-    assert beyond is not None and f"{signed(beyond.peak)} B" in section.picture.value
+    assert beyond is not None and f"{beyond.peak:+,} B" in section.picture.value
     section.go.click()
     assert (state.strategy, state.ranks) == (Strategy.ZERO3, 4)
     state.undo()

@@ -23,7 +23,9 @@ class Guessing(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no types
         self._question: Question | None = None
         self.switch = widgets.ToggleButton(description="Predict first", tooltip="Guess before the numbers are shown")
         self.switch.add_class("zeroviz-predict-first")
-        self.asked = widgets.Dropdown(options=[(asked.label, asked) for asked in Asked], description="guess what is")
+        self.asked = widgets.Dropdown(
+            options=[(asked.label, asked) for asked in Asked], value=state.asked, description="guess"
+        )
         self.asked.add_class("zeroviz-asked")
         self.words = widgets.HTML()
         self.choices = [widgets.Button() for _ in range(MAX_CHOICES)]
@@ -51,7 +53,7 @@ class Guessing(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no types
         """The question of this state or, once it was answered, the answer."""
         state = self._state
         with state.lock:
-            self.switch.value = state.guessing
+            self.switch.value, self.asked.value = state.guessing, state.asked
             if not state.guessing:
                 self.children = [self.switch]
                 return

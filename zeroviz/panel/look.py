@@ -85,7 +85,7 @@ d='M5.2 5.9 9 9.7l3.8-3.8 1.2 1.2L9 12.1 4 7.1z'/%3E%3C/svg%3E"); }
   color: var(--jp-ui-font-color2, #555); font-variant-numeric: tabular-nums; }
 .zeroviz-shortcuts { display: flex; flex-flow: row wrap; gap: 4px 8px; align-items: center; padding: 2px;
   overflow: hidden; }
-.zeroviz-shortcuts > .widget-dropdown { flex: 1 1 230px; margin: 0; height: auto; min-height: 32px; width: auto; }
+.zeroviz-shortcuts > .widget-dropdown { flex: 1 1 180px; margin: 0; height: auto; min-height: 32px; width: auto; }
 .zeroviz-shortcuts .widget-label { font-size: 14px; text-align: left; flex: 0 0 85px; width: 85px; }
 .zeroviz-shortcuts select { font-size: 14px; height: 28px; }
 .zeroviz-shortcuts button { width: auto; font-size: 14px; padding: 0 10px; margin: 0; }
@@ -134,7 +134,8 @@ d='M5.2 5.9 9 9.7l3.8-3.8 1.2 1.2L9 12.1 4 7.1z'/%3E%3C/svg%3E"); }
 .zeroviz-cursor-line { stroke: #b00060; stroke-width: 2.4; fill: #b00060; }
 .zeroviz-lighting [data-category]:not(.zeroviz-lit) { opacity: 0.22; }
 .zeroviz-gathered-line { stroke: #b00060; stroke-width: 2.6; fill: none; }
-.zeroviz-section .zeroviz-heading { font-size: 15px; font-weight: 600; text-align: left; width: auto; height: 34px;
+.zeroviz-section .zeroviz-heading { border: 0; color: var(--jp-ui-font-color1, #222); cursor: pointer; font-size: 15px;
+  font-weight: 600; text-align: left; width: auto; height: 34px;
   line-height: 34px; align-self: flex-start; background: none; padding: 0 4px; }
 .zeroviz-section .zeroviz-heading.mod-active { background: none; box-shadow: none; }
 .zeroviz-row { display: flex; flex-flow: row wrap; gap: 2px 22px; align-items: center; overflow: hidden; padding: 2px; }

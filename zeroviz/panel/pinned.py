@@ -6,7 +6,7 @@ from html import escape
 
 import ipywidgets as widgets  # type: ignore[import-untyped]
 
-from zeroviz.draw import signed, svg_text
+from zeroviz.draw import svg_text
 from zeroviz.panel.section import Section
 from zeroviz.pins import Comparison, Figures
 from zeroviz.quantity import format_nbytes
@@ -42,7 +42,7 @@ class Pinned(Section):
         if comparison is None:
             one = "One state is pinned, and it is this one. Change something, and both stand here on one axis."
             return f'<p class="zeroviz-hint">{one if self._state.pins else NOTHING}</p>'
-        return svg_text(comparison.scene) + differences_html(comparison)
+        return svg_text(comparison.scene, "zeroviz-compared", on_page=True) + differences_html(comparison)
 
     def _pinned(self) -> None:
         if self._state.pin():
@@ -82,7 +82,7 @@ def _beyond(beyond: Figures | None, place: int) -> str:
     if beyond is None:
         return "the present state"
     difference = beyond[place]
-    return f"{signed(difference)} B ({format_nbytes(abs(difference))})" if difference else "the same"
+    return f"{difference:+,} B ({format_nbytes(abs(difference))})" if difference else "the same"
 
 
 def _button(words: str, tooltip: str, name: str) -> widgets.Button:

@@ -1,0 +1,210 @@
+"""What the explorer has beside bars, map and film, by mouse and keys, in JupyterLab and as a page of its own: the wire,
+the formula, guesses, pins, another model, a recorded trace, advice, the presenter. Figures are those of `predict`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser
+
+from tests.browser.expect import assert_shows, wait_until
+from tests.browser.lab import App, ExplorerPage, Lab
+from zeroviz.advice import advise
+from zeroviz.capacities import parse_capacity
+from zeroviz.guess import Asked, build_question
+from zeroviz.models import PRESETS, bare
+from zeroviz.predict import predict
+from zeroviz.spec import RunSpec, Strategy, UnitPolicy
+from zeroviz.trace import Origin
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+OPENING = RunSpec(model=PRESETS["tiny"], ranks=4)
+
+
+@pytest.fixture(scope="module", params=["lab", "voila"])
+def explorer(
+    browser: Browser, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[ExplorerPage]:
+    home = tmp_path_factory.mktemp(request.param)
+    with Lab(home) if request.param == "lab" else App(home) as server:
+        page = browser.new_page(viewport={"width": 1400, "height": 1300})
+        faults: list[str] = []
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        if isinstance(server, App):
+            yield ExplorerPage.open_app(page, server.address)
+        else:
+            yield ExplorerPage.open(page, server.url("points"))
+        page.screenshot(path=tmp_path_factory.mktemp("screenshots") / f"{request.param}.png")
+        page.close()
+        assert not faults
+
+
+@pytest.fixture(autouse=True)
+def opening(explorer: ExplorerPage) -> None:
+    """Each test begins with the opening state."""
+    explorer.control("reset").click()
+    assert_shows(explorer, predict(OPENING))
+
+
+def sent(explorer: ExplorerPage, figure: str) -> int:
+    """What the wire's picture says that the first row sends."""
+    marks = explorer.root.locator('svg.zeroviz-wire [data-mark^="rank0-predicted"][data-calls]')
+    found: list[int] = marks.evaluate_all(f"marks => marks.map(mark => Number(mark.dataset.{figure}))")
+    return sum(found)
+
+
+def test_the_wire_is_drawn_in_bytes_and_in_elements(explorer: ExplorerPage) -> None:
+    explorer.press("strategy", "ZeRO-2")
+    rank = predict(replace(OPENING, strategy=Strategy.ZERO2)).ranks[0]
+    wait_until(explorer, lambda: sent(explorer, "nbytes") == rank.sent_nbytes)
+    explorer.press("in-elements", "elements")
+    drawing = explorer.root.locator("svg.zeroviz-wire")
+    wait_until(explorer, lambda: "in elements" in (drawing.text_content() or ""))
+    explorer.press("in-elements", "bytes")
+
+
+def test_a_term_of_the_formula_lights_its_bars(explorer: ExplorerPage) -> None:
+    heading = explorer.root.locator(".zeroviz-formula-section .zeroviz-heading")
+    if heading.get_attribute("aria-expanded") == "false":
+        heading.click()
+    formula = explorer.root.locator(".zeroviz-formula")
+    rank = predict(OPENING).ranks[0]
+    wait_until(explorer, lambda: formula.count() == 1 and f"{rank.rest_nbytes:,} B" in formula.inner_text())
+    assert f"{rank.peak().total:,} B" in formula.inner_text() and f"{rank.sent_nbytes:,} B" in formula.inner_text()
+    formula.locator('.zeroviz-term[data-category~="OPTIMIZER_STATE"]').first.focus()
+    lit = explorer.root.locator("svg.zeroviz-picture.zeroviz-lighting .zeroviz-lit")
+    wait_until(explorer, lambda: lit.count() > 0)
+    assert set(lit.evaluate_all("marks => marks.map(mark => mark.dataset.category)")) == {"OPTIMIZER_STATE"}
+    explorer.control("reset").focus()
+    wait_until(explorer, lambda: explorer.root.locator(".zeroviz-lighting").count() == 0)
+
+
+def test_predict_first_hides_the_numbers_until_the_guess(explorer: ExplorerPage) -> None:
+    picture, switch = explorer.root.locator("svg.zeroviz-picture"), explorer.control("predict-first")
+    switch.click()
+    wait_until(explorer, lambda: not picture.is_visible())
+    assert not explorer.root.locator(".zeroviz-memory").is_visible()
+    question = build_question(predict(OPENING), Asked.PEAK)
+    number = next(number for number, choice in enumerate(question.choices) if not choice.is_right)
+    button = explorer.control(f"choice-{number}")
+    assert button.inner_text() == question.choices[number].text
+    button.click()
+    wait_until(explorer, picture.is_visible)
+    said = explorer.root.locator(".zeroviz-guess svg").get_attribute("aria-label") or ""
+    assert "You said" in said and question.right.text in said
+    explorer.press("strategy", "DDP")
+    wait_until(explorer, lambda: not picture.is_visible())
+    switch.click()
+    wait_until(explorer, picture.is_visible)
+
+
+def test_a_pinned_state_stands_beside_another_one(explorer: ExplorerPage) -> None:
+    heading = explorer.root.get_by_role("button", name="Compare")
+    if "▸" in heading.inner_text():
+        heading.click()
+    explorer.control("pin").click()
+    explorer.press("strategy", "DDP")
+    table = explorer.root.locator(".zeroviz-differences")
+    here, other = predict(replace(OPENING, strategy=Strategy.DDP)).ranks[0], predict(OPENING).ranks[0]
+    difference = other.peak().total - here.peak().total
+    wait_until(explorer, lambda: table.count() == 1 and f"{difference:+,} B" in table.inner_text())
+    explorer.control("go-to-pin").click()
+    assert_shows(explorer, predict(OPENING))
+    explorer.control("unpin").click()
+    wait_until(explorer, lambda: table.count() == 0)
+
+
+def test_a_number_of_parameters_and_a_recorded_trace_are_taken_in(explorer: ExplorerPage, tmp_path: Path) -> None:
+    heading = explorer.root.locator(".zeroviz-intake .zeroviz-heading")
+    if heading.get_attribute("aria-expanded") == "false":
+        heading.click()
+    field = explorer.root.locator(".zeroviz-intake-text")
+    field.fill("7.5B")
+    field.press("Enter")
+    spec = RunSpec(model=bare(7_500_000_000), ranks=4, unit=UnitPolicy.parse("model"))
+    wait_until(explorer, lambda: explorer.bars() == [predict(spec).ranks[0].peak().total] * 4)
+    title = explorer.title()
+    field.fill("no model at all")
+    explorer.root.get_by_role("button", name="Use it").click()
+    wait_until(explorer, lambda: "'no model at all' is no config.json" in explorer.error())
+    assert explorer.title() == title
+    trace = replace(predict(RunSpec(model=PRESETS["tiny-llama"], ranks=3)), origin=Origin.LIVE)
+    whole, half = tmp_path / "trace.json", tmp_path / "half.json"
+    whole.write_text(trace.to_json())
+    half.write_text(trace.to_json()[:-1000])
+    picker = explorer.root.locator(".zeroviz-intake-file")
+    picker.set_input_files(half)
+    wait_until(explorer, lambda: "not whole JSON" in explorer.error())
+    picker.set_input_files(whole)
+    wait_until(explorer, lambda: len(explorer.bars("recorded")) == 3)
+    assert explorer.bars("recorded") == [rank.peak().total for rank in trace.ranks]
+    explorer.control("undo").click()
+    wait_until(explorer, lambda: explorer.title() == title)
+
+
+def test_a_file_is_dropped_anywhere_on_the_page(explorer: ExplorerPage) -> None:
+    config = {
+        "model_type": "llama", "hidden_size": 72, "intermediate_size": 200, "num_hidden_layers": 3,
+        "num_attention_heads": 6, "num_key_value_heads": 2, "vocab_size": 1009, "max_position_embeddings": 128,
+    }  # fmt: skip
+    transfer = explorer.page.evaluate_handle(
+        """text => {
+          const transfer = new DataTransfer();
+          transfer.items.add(new File([text], "dropped.json", { type: "application/json" }));
+          return transfer;
+        }""",
+        json.dumps(config),
+    )
+    explorer.root.locator("svg.zeroviz-picture").dispatch_event("drop", {"dataTransfer": transfer})
+    wait_until(explorer, lambda: "dropped, " in explorer.title())
+
+
+def test_advice_is_pressed(explorer: ExplorerPage) -> None:
+    heading = explorer.root.locator(".zeroviz-advice-section .zeroviz-heading")
+    if heading.get_attribute("aria-expanded") == "false":
+        heading.click()
+    explorer.control("model").locator("select").select_option(label="llama3-8b, 8,030,261,248 parameters")
+    explorer.press("strategy", "DDP")  # 16 bytes of each parameter are beyond 80 GB
+    spec = replace(OPENING, model=PRESETS["llama3-8b"], strategy=Strategy.DDP)
+    assert_shows(explorer, predict(spec))
+    change = advise(spec, parse_capacity("h100-80gb").nbytes).changes[0]
+    button = explorer.root.locator("button.zeroviz-change", has_text=change.words).first
+    button.wait_for()
+    button.click()
+    wait_until(explorer, lambda: explorer.bars()[:1] == [change.peak_nbytes])
+
+
+def test_the_presenter_shows_one_picture_by_keys(explorer: ExplorerPage) -> None:
+    explorer.control("present").click()
+    stage = explorer.root.locator(".zeroviz-stage")
+    keys = explorer.page.keyboard
+
+    def shown() -> list[str]:
+        seen: list[str] = stage.locator("svg.zeroviz-drawing:visible").evaluate_all(
+            "drawings => drawings.map(drawing => drawing.classList[1])"
+        )
+        return seen
+
+    wait_until(explorer, lambda: shown() == ["zeroviz-picture"])
+    box = stage.bounding_box()
+    assert box is not None and (box["x"], box["y"], box["width"]) == (0, 0, 1400)
+    for key, name in (("2", "shard-map"), ("PageDown", "timeline"), ("PageDown", "wire"), ("PageUp", "timeline")):
+        keys.press(key)
+        wait_until(explorer, lambda name=name: shown() == [f"zeroviz-{name}"])  # type: ignore[misc]
+    keys.press("Home")
+    keys.press("ArrowRight")
+    wait_until(explorer, lambda: stage.get_attribute("data-cursor") == "1")
+    keys.press("+")
+    wait_until(explorer, lambda: explorer.title().startswith("ZeRO-3 on 8 ranks"))
+    keys.press("s")
+    wait_until(explorer, lambda: explorer.title().startswith("SHARD_GRAD_OP on 8 ranks"))
+    keys.press("b")
+    wait_until(explorer, explorer.root.locator(".zeroviz-blank").is_visible)
+    keys.press("b")
+    keys.press("Escape")
+    wait_until(explorer, lambda: len(shown()) > 3)
+    assert explorer.page.evaluate("document.activeElement.className").endswith("zeroviz-present")
