@@ -247,7 +247,8 @@ def test_the_map_opens_and_takes_another_gpu(explorer: ExplorerPage) -> None:
     wait_until(explorer, lambda: "fit in 24GiB" in (drawing.text_content() or ""))
     gpu.fill("a toaster")
     gpu.press("Enter")
-    wait_until(explorer, lambda: "a toaster" in explorer.root.locator(".zeroviz-section-error").inner_text())
+    wait_until(explorer, lambda: "a toaster" in explorer.error())
+    assert gpu.input_value() == "24GiB"
     explorer.root.locator(".zeroviz-fit-section .zeroviz-heading").click()
 
 

@@ -16,7 +16,7 @@ MAX_CHOICES = 4
 
 
 class Guessing(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no types
-    """A switch, what is asked, the question with its choices or a number of one's own, and the answer."""
+    """What is asked, the question with its choices or a number of one's own, and the answer. `switch` is elsewhere."""
 
     def __init__(self, state: Explorer) -> None:
         self._state = state
@@ -39,7 +39,7 @@ class Guessing(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no types
         self._own = widgets.Box([self.number, self.show_me])
         for row in (self._choices, self._own):
             row.add_class("zeroviz-row")
-        super().__init__([self.switch])
+        super().__init__([])
         self.add_class("zeroviz-guess")
         self.switch.observe(lambda change: setattr(state, "guessing", change.new), "value")
         self.asked.observe(lambda change: setattr(state, "asked", change.new), "value")
@@ -55,21 +55,21 @@ class Guessing(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no types
         with state.lock:
             self.switch.value, self.asked.value = state.guessing, state.asked
             if not state.guessing:
-                self.children = [self.switch]
+                self.children = []
                 return
             try:
                 self._question = build_question(state.predicted, state.asked, state.rank)
             except ZerovizError as error:  # nothing to guess: then nothing is hidden
                 self._question, state.guess_nbytes = None, None
                 self.words.value = f'<p class="zeroviz-section-error">{escape(str(error))}</p>'
-                self.children = [self.switch, self.asked, self.words]
+                self.children = [self.asked, self.words]
                 return
             if state.guess_nbytes is None:
                 self._ask(self._question)
             else:
                 found = answer(self._question, state.guess_nbytes, state.measured)
                 self.result.value = placed_guess(found)["svg"]
-                self.children = [self.switch, self.asked, self.result]
+                self.children = [self.asked, self.result]
 
     @property
     def hides(self) -> bool:
@@ -82,7 +82,7 @@ class Guessing(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no types
         for button, choice in zip(self.choices, question.choices, strict=False):
             button.description = choice.text
         self._choices.children = self.choices[: len(question.choices)]
-        self.children = [self.switch, self.asked, self.words, self._choices, self._own]
+        self.children = [self.asked, self.words, self._choices, self._own]
 
     def _chosen(self, number: int) -> None:
         with self._state.lock:

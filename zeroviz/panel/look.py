@@ -101,9 +101,9 @@ d='M5.2 5.9 9 9.7l3.8-3.8 1.2 1.2L9 12.1 4 7.1z'/%3E%3C/svg%3E"); }
 .zeroviz-guessing .zeroviz-pictures > *:not(.zeroviz-guess), .zeroviz-guessing > .zeroviz-tables-box,
 .zeroviz-guessing .zeroviz-notice, .zeroviz-guessing .zeroviz-progress { display: none !important; }
 .zeroviz-guess { overflow: hidden; }
+.zeroviz-guess:empty { display: none; }
+.zeroviz-shortcuts .zeroviz-predict-first.mod-active { background: #0072B2; color: #fff; }
 .zeroviz-guess .jupyter-button { font-size: 16px; width: auto; height: 36px; line-height: 36px; padding: 0 14px; }
-.zeroviz-guess .zeroviz-predict-first.mod-active { background: #0072B2; color: #fff; }
-.zeroviz-guess .zeroviz-predict-first { align-self: flex-end; font-size: 14px; height: 30px; line-height: 30px; }
 .zeroviz-question { font-size: 20px; font-weight: 600; line-height: 1.4; margin: 8px 4px;
   color: var(--jp-ui-font-color1, #222); }
 .zeroviz-dropping { outline: 4px dashed #0072B2; outline-offset: -4px; }
@@ -111,7 +111,7 @@ d='M5.2 5.9 9 9.7l3.8-3.8 1.2 1.2L9 12.1 4 7.1z'/%3E%3C/svg%3E"); }
   line-height: 1.35; background: #222; color: #fff; pointer-events: none; }
 .zeroviz-tip[hidden] { display: none; }
 /* For a lecture: over the whole window, one picture as large as it goes, type with it. */
-.zeroviz-present-bar { display: flex; justify-content: flex-end; }
+.zeroviz-present-bar { position: absolute; right: 9px; top: 9px; z-index: 5; }
 .zeroviz-present-bar .zeroviz-step { font-size: 14px; height: 30px; padding: 0 12px; cursor: pointer;
   border-radius: 4px; border: 1px solid var(--jp-border-color1, #999); background: var(--jp-layout-color1, #fff);
   color: var(--jp-ui-font-color1, #222); }
@@ -216,6 +216,8 @@ ACCESS_JS = """
   const says = (control) => {
     const box = control.querySelector('input[type=checkbox]');
     if (box) return box.checked ? 'on' : 'off';
+    const field = control.querySelector('input[type=text]');
+    if (field) return field.value.trim();
     const chosen = control.querySelector('select')?.selectedOptions[0] || control.querySelector('.mod-active');
     return (chosen || control.querySelector('.widget-readout'))?.textContent.replace(/\\s/g, ' ').trim();
   };
@@ -232,9 +234,11 @@ ACCESS_JS = """
     held = true;
     const since = performance.now();
     const wait = setInterval(() => {
-      if (!isSettled(root) && performance.now() - since < 4000) return;
+      const isThere = root.isConnected;
+      if (isThere && !isSettled(root) && performance.now() - since < 4000) return;
       clearInterval(wait);
       held = false;
+      if (!isThere) return;
       passing = true;
       button.click();
       passing = false;

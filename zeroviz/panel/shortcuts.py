@@ -13,16 +13,16 @@ CHOOSE = "choose a question"
 
 
 class Shortcuts(widgets.Box):  # type: ignore[misc]  # ipywidgets ships no types
-    """An example sets every toggle; undo goes back by one change, whatever made it."""
+    """`more` buttons follow. An example sets every toggle; undo goes back by one change, whatever made it."""
 
-    def __init__(self, state: Explorer) -> None:
+    def __init__(self, state: Explorer, *more: widgets.DOMWidget) -> None:
         self._state = state
         self.example = widgets.Dropdown(options=[CHOOSE, *EXAMPLES], description="example")
         self.example.tooltip = "A classic question, as a state of all controls"
         self.example.add_class("zeroviz-example")
         self.undo = _button("Undo", "Back to the state before the last change", "undo", state.undo)
         self.reset = _button("Reset", "Back to the state that the explorer opened with", "reset", state.reset)
-        super().__init__([self.example, self.undo, self.reset])
+        super().__init__([self.example, self.undo, self.reset, *more])
         self.add_class("zeroviz-shortcuts")
         self.example.observe(self._chosen, "value")
         state.observe(lambda _: self.show(), "predicted")
