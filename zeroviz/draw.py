@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from zeroviz.capacity_line import Beyond, CapacityLine
 from zeroviz.compare import Moment
-from zeroviz.paper import Paper, Shape, text_width
+from zeroviz.paper import Paper, Say, Shape, text_width
 from zeroviz.quantity import format_nbytes
 from zeroviz.scene import Row, Scene, Segment
 from zeroviz.style import (
@@ -81,7 +81,7 @@ def svg_text(scene: Scene, name: str = NAME, *, on_page: bool = False) -> str:
     return paper_of(scene).svg(name, scene.sentence, on_page=on_page)
 
 
-def placed(scene: Scene) -> dict[str, Any]:
+def placed(scene: Scene, say: Say = str) -> dict[str, Any]:
     """The picture, and where a number of bytes lies in it, for marks that move over it without being asked for: the
     svg, `left` and `right` of the axis, its `most` bytes, and (upper edge, height, first rank, last rank) of the bars
     that are not measured. Points, as in the svg's viewBox."""
@@ -92,7 +92,7 @@ def placed(scene: Scene) -> dict[str, Any]:
         if row.origin is scene.rows[0].origin
     ]
     return {
-        "svg": sheet.paper.svg(NAME, scene.sentence, on_page=True),
+        "svg": sheet.paper.svg(NAME, scene.sentence, on_page=True, say=say),
         "left": sheet.left,
         "right": sheet.right,
         "most": scene.axis_max,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from zeroviz.combs import Axis, Edge, Tooth, comb, teeth_of
-from zeroviz.paper import CLEAR, Paper, Shape, text_width
+from zeroviz.paper import CLEAR, Paper, Say, Shape, text_width
 from zeroviz.quantity import format_nbytes
 from zeroviz.shard_map import Column, Lane, Panel, Row, ShardMap
 from zeroviz.shard_rules import Hold, Piece, TensorClass
@@ -58,7 +58,7 @@ def save_shard_map(shard_map: ShardMap, path: Path) -> None:
     paper_of(shard_map).save(path, NAME, shard_map.sentence)
 
 
-def placed_map(shard_map: ShardMap) -> dict[str, Any]:
+def placed_map(shard_map: ShardMap, say: Say = str) -> dict[str, Any]:
     """The picture, and where units lie in its first panel, for marks that move over it without being asked for: the
     svg, and `columns` as (x, width, upper edge, height) by the unit's name. Points, as in the svg's viewBox."""
     sheet = _Sheet(shard_map)
@@ -67,7 +67,7 @@ def placed_map(shard_map: ShardMap) -> dict[str, Any]:
         column.name: (round(x, 1), round(end - x, 1), top - LINE_OVER, bottom - top + 2 * LINE_OVER)
         for column, (x, end) in zip(shard_map.columns, sheet.edges, strict=True)
     }
-    return {"svg": sheet.paper.svg(NAME, shard_map.sentence, on_page=True), "columns": columns}
+    return {"svg": sheet.paper.svg(NAME, shard_map.sentence, on_page=True, say=say), "columns": columns}
 
 
 class _Mark(NamedTuple):

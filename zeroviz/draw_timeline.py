@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zeroviz.category import Category
-from zeroviz.paper import CLEAR, Paper, Shape, text_width
+from zeroviz.paper import CLEAR, Paper, Say, Shape, text_width
 from zeroviz.plot_area import Floats, Name, Plot, Rooms, Table, tops_of
 from zeroviz.style import BLUE, FIGURE_INCHES, FONT_POINTS, INK, MUTED, ON_PAINT, PAINT, PAPER, RULE, label_of, short_of
 from zeroviz.timeline import OpMark, Timeline
@@ -58,7 +58,7 @@ def save_timeline(timeline: Timeline, path: Path) -> None:
     paper_of(timeline).save(path, NAME, timeline.sentence)
 
 
-def placed_timeline(timeline: Timeline, moments: Sequence[int]) -> dict[str, Any]:
+def placed_timeline(timeline: Timeline, moments: Sequence[int], say: Say = str) -> dict[str, Any]:
     """The picture, and where `moments` lie in it, for a cursor that moves over it without being asked for: the svg,
     `xs`, and `top` and `bottom` of the plot. Points, as in the svg's viewBox. tips: the tooltip of each op, which are
     not in this svg; ends: where each op ends."""
@@ -66,7 +66,7 @@ def placed_timeline(timeline: Timeline, moments: Sequence[int]) -> dict[str, Any
     at = np.array(moments, dtype=np.int64)
     shown = [mark for mark in timeline.ops if mark.span.stop > mark.span.start]
     return {
-        "svg": sheet.paper.svg(NAME, timeline.sentence, on_page=True),
+        "svg": sheet.paper.svg(NAME, timeline.sentence, on_page=True, say=say),
         "xs": np.round((sheet.xs(at) + sheet.xs(at + 1)) / 2, 1).tolist(),
         "left": round(sheet.left, 1),
         "top": sheet.plot_top,

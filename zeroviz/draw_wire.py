@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from zeroviz.paper import Paper, text_width
+from zeroviz.paper import Paper, Say, text_width
 from zeroviz.style import FIGURE_INCHES, FONT_POINTS, INK, MUTED, PAPER, RULE, WIRE_PAINT
 from zeroviz.trace import Origin
 from zeroviz.wire_scene import Part, WireEntry, WireRow, WireScene, WireSegment
@@ -56,13 +56,13 @@ def save_wire(scene: WireScene, path: Path) -> None:
     paper_of(scene).save(path, NAME, scene.sentence)
 
 
-def placed_wire(scene: WireScene) -> dict[str, Any]:
+def placed_wire(scene: WireScene, say: Say = str) -> dict[str, Any]:
     """The picture, and where collectives lie in it, for marks that move over it without being asked for: the svg,
     `left` and `right` of the axis, its `most` bytes or elements, and (x, width, upper edge, height) of `segments` and
     of their `parts` by id. Points, as in the svg's viewBox."""
     sheet = _Sheet(scene)
     return {
-        "svg": sheet.paper.svg(NAME, scene.sentence, on_page=True),
+        "svg": sheet.paper.svg(NAME, scene.sentence, on_page=True, say=say),
         "left": sheet.left,
         "right": sheet.right,
         "most": scene.axis_max,

@@ -7,7 +7,7 @@ x grows to the right and y downward, in points. Nothing here knows of traces or 
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from html import escape
@@ -29,12 +29,15 @@ BASELINE = 0.36
 """How far below its middle a line of text has its baseline, in sizes of its font."""
 HATCH_POINTS = 7.0
 MAX_TENTHS = 20_000
+FIRST_SQUARE = 0x2E80
+"""From here on letters are Chinese, as wide as high; the page's own font has them and this one does not."""
 CLEAR = "transparent"
 """A fill that shows nothing and yet is found by the pointer, unlike None, of which only the edge is."""
 BACKING = 0.88
 _ANCHOR = {"start": "left", "middle": "center", "end": "right"}
 
 Points = Sequence[tuple[float, float]]
+Say = Callable[[str], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,13 +127,14 @@ class Paper:
                 lines[-1] = longer
         return lines
 
-    def svg(self, name: str, sentence: str, *, on_page: bool = False) -> str:
+    def svg(self, name: str, sentence: str, *, on_page: bool = False, say: Say = str) -> str:
         """One `<svg>` element of class `name`, as wide as its cell; `sentence` is what it says to a screen reader.
 
-        on_page: ink and paper are the page's, so that they follow its theme; a file says them itself.
+        on_page: ink and paper are the page's, so that they follow its theme; a file says them itself. say: what each
+        line of words is put as, laid out as it is.
         """
         hatches = {(str(s.fill), s.hatch, s.edge) for s in self.shapes if isinstance(s, Shape) and s.hatch}
-        pen = _Pen(name, on_page=on_page)
+        pen = _Pen(name, on_page=on_page, say=say)
         body = "".join(_pattern(name, pen.ink(fill), hatch, edge, fill) for fill, hatch, edge in sorted(hatches))
         body = f"<defs>{body}</defs>" if body else ""
         body += "".join(pen.shape(s) if isinstance(s, Shape) else pen.words(s) for s in self.shapes)
@@ -208,6 +212,8 @@ class _Advances(dict[str, float]):
         self._font = font_manager.get_font(str(font_manager.findfont(wanted)))
 
     def __missing__(self, letter: str) -> float:
+        if ord(letter) >= FIRST_SQUARE:
+            return 1.0
         self._font.set_size(100, 72)
         glyph = self._font.load_char(ord(letter), flags=LoadFlags.NO_HINTING)
         advance = self[letter] = glyph.linearHoriAdvance / 65536 / 100
@@ -238,8 +244,8 @@ _tenths = _Tenths()
 class _Pen:
     """Draws the shapes of one picture as SVG. Strokes are worked out once where shapes share their points."""
 
-    def __init__(self, name: str, *, on_page: bool) -> None:
-        self.name, self._inks = name, PAGE_INKS if on_page else {}
+    def __init__(self, name: str, *, on_page: bool, say: Say) -> None:
+        self.name, self._inks, self._say = name, PAGE_INKS if on_page else {}, say
         self._known: dict[int, str] = {}
 
     def ink(self, color: str) -> str:
@@ -261,16 +267,17 @@ class _Pen:
         return f"{path}><title>{escape(shape.tip)}</title></path>" if shape.tip else f"{path}/>"
 
     def words(self, words: Words) -> str:
+        said = self._say(words.text)
         size = "" if words.points == FONT_POINTS else f' font-size="{words.points:g}"'
         bold = ' font-weight="bold"' if words.is_bold else ""
         anchor = "" if words.anchor == "start" else f' text-anchor="{words.anchor}"'
         text = (
             f'<text x="{_number(words.x)}" y="{_number(words.y + BASELINE * words.points)}"{size}{bold}{anchor} '
-            f'fill="{self.ink(words.color)}">{escape(words.text)}</text>'
+            f'fill="{self.ink(words.color)}">{escape(said)}</text>'
         )
         if not words.is_backed:
             return text
-        width = text_width(words.text, words.points, "bold" if words.is_bold else "normal") + 4
+        width = text_width(said, words.points, "bold" if words.is_bold else "normal") + 4
         left = words.x - {"start": 2.0, "middle": width / 2, "end": width - 2}[words.anchor]
         return (
             f'<rect x="{_number(left)}" y="{_number(words.y - words.points * 0.62)}" width="{_number(width)}" '

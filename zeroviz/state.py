@@ -28,6 +28,7 @@ from zeroviz.guess import Asked
 from zeroviz.heatmap import HeatMap, Upward, build_heatmap
 from zeroviz.implementations import can_rehearse
 from zeroviz.intake import take_in
+from zeroviz.labels import Language, say
 from zeroviz.models import PRESETS, ModelShape
 from zeroviz.peak import peak_of
 from zeroviz.pins import Comparison, Pin, compare_pins, with_pin
@@ -60,7 +61,7 @@ class Explorer(Runs):
     What is looked at, and changes no number: zoom, whether the picture's axis ends at its own longest bar, instead of
     at DDP's, which leaves bars comparable over strategies and ranks. rank: whose step the timeline shows. from_rest:
     whether its axis begins at what is held at rest. in_elements: what is sent, in elements instead of bytes. gpu and
-    upward: the capacity and the rows of the map of what fits. pins: states kept to be compared.
+    upward: the capacity and the rows of the map of what fits. language: of labels. pins: states kept to be compared.
     guessing: whether each state is a question first; asked: of which figure; guess_nbytes: the guess, once it is made.
     """
 
@@ -99,6 +100,7 @@ class Explorer(Runs):
     rank = Int(0)
     from_rest = Bool(False)
     in_elements = Bool(False)
+    language = UseEnum(Language, default_value=Language.ENGLISH)
     pins = Tuple()
     guessing = Bool(False)
     asked = UseEnum(Asked, default_value=Asked.PEAK)
@@ -285,6 +287,10 @@ class Explorer(Runs):
     def formula(self) -> Formula:
         """The figures of `rank` derived: symbols, indices, numbers."""
         return build_formula(self.predicted, self.rank)
+
+    def say(self, label: str) -> str:
+        """A label in the language that is chosen."""
+        return say(label, self.language)
 
     def wire(self) -> WireScene:
         """What each rank sends."""

@@ -18,13 +18,15 @@ from zeroviz.draw_advice import advice_html
 from zeroviz.errors import ZerovizError
 from zeroviz.state import Explorer
 
+HEADING = "What to cut first"
+
 
 class AdviceSection(anywidget.AnyWidget):
     """A heading to press and, while it is open, the advice. The page sends back which change was pressed."""
 
     _esm = Path(__file__).with_name("advice.js")
 
-    heading = traitlets.Unicode("What to cut first").tag(sync=True)
+    heading = traitlets.Unicode(HEADING).tag(sync=True)
     is_open = traitlets.Bool(False).tag(sync=True)
     html = traitlets.Unicode("").tag(sync=True)
 
@@ -36,6 +38,7 @@ class AdviceSection(anywidget.AnyWidget):
         self.on_msg(lambda _, message, __: self.pressed(str(message.get("toggles", ""))))
         self.observe(lambda _: self.draw(), "is_open")
         state.observe(lambda _: self.draw(), ["predicted", "gpu"])
+        state.observe(lambda _: setattr(self, "heading", state.say(HEADING)), "language")
 
     def draw(self) -> None:
         """Work the advice out anew, if it can be seen."""

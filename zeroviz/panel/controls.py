@@ -12,6 +12,7 @@ import ipywidgets as widgets  # type: ignore[import-untyped]
 
 from zeroviz.facts import GPU_CAPACITY_NBYTES
 from zeroviz.implementations import PRECISIONS
+from zeroviz.labels import Language
 from zeroviz.models import PRESETS, Family, ModelShape
 from zeroviz.settings import MIB, SETTINGS, BackwardPrefetch
 from zeroviz.spec import DType, Implementation, Offload, Optimizer, Precision, Strategy, UnitKind, Zero1Form
@@ -73,10 +74,11 @@ _DESCRIPTIONS = {
         "GPU",
         "A GPU by name, or a capacity such as 24GB or 24GiB: a line across the bars, and the map of what fits",
     ),
+    "language": ("labels", "Labels in English or in Chinese; sentences stay English"),
     "in_elements": ("wire in", "What is sent: bytes, as a ring sends them, or elements, to read it as multiples of P"),
     "rank": ("film of", "Whose step the film shows; ranks that are alike to the byte share one"),
 }
-VIEWS = ("zoom", "from_rest", "rank", "gpu", "in_elements")
+VIEWS = ("zoom", "from_rest", "rank", "gpu", "in_elements", "language")
 """What is looked at: these change no number."""
 
 
@@ -114,6 +116,7 @@ class Controls:
             "rank": widgets.Dropdown(options=(("each rank", 0),)),
             "gpu": gpu_control(state),
             "in_elements": _buttons((("bytes", False), ("elements", True))),
+            "language": _buttons((language.value, language) for language in Language),
         }
         for name in leave_out:
             del self.widget[name]
@@ -132,6 +135,13 @@ class Controls:
         for name, control in self.widget.items():
             control.observe(self._asker(name), "value")
         state.observe(lambda _: self.show(), ["predicted", "measured", *VIEWS])
+        state.observe(lambda _: self._name(), "language")
+
+    def _name(self) -> None:
+        """Call every control by its label."""
+        for name, control in self.widget.items():
+            if label := _DESCRIPTIONS[name][0]:
+                control.description = self._state.say(label)
 
     def _asker(self, name: str) -> Any:
         def ask(change: Any) -> None:

@@ -51,7 +51,9 @@ class FitSection(Section):
         )
         self.upward.tooltip = "What grows from bottom to top of the map"
         self.upward.add_class("zeroviz-upward")
-        super().__init__("fit", "Does it fit a GPU?", [*([self.gpu] if self.gpu else []), self.upward], is_open=is_open)
+        super().__init__(
+            state, "fit", "Does it fit a GPU?", [*([self.gpu] if self.gpu else []), self.upward], is_open=is_open
+        )
         self.upward.observe(lambda change: setattr(state, "upward", change.new), "value")
         state.observe(lambda _: self.draw(), ["predicted", "gpu", "upward"])
 

@@ -17,6 +17,7 @@ from zeroviz.state import Explorer
 
 MAX_DROPPED_NBYTES = 64 * 10**6
 PIECE_LETTERS = 2**20
+HEADING = "Another model, or a recorded trace"
 
 
 class Intake(anywidget.AnyWidget):
@@ -24,7 +25,7 @@ class Intake(anywidget.AnyWidget):
 
     _esm = Path(__file__).with_name("intake.js")
 
-    heading = traitlets.Unicode("Another model, or a recorded trace").tag(sync=True)
+    heading = traitlets.Unicode(HEADING).tag(sync=True)
     hint = traitlets.Unicode("A config.json, a number such as 7.5B, or the path of a config or a trace").tag(sync=True)
     most_nbytes = traitlets.Int(MAX_DROPPED_NBYTES).tag(sync=True)
     piece_letters = traitlets.Int(PIECE_LETTERS).tag(sync=True)
@@ -37,6 +38,7 @@ class Intake(anywidget.AnyWidget):
         super().__init__()
         self.on_msg(self._told)
         self.add_class("zeroviz-intake")
+        state.observe(lambda _: setattr(self, "heading", state.say(HEADING)), "language")
 
     def _told(self, _: Any, message: dict[str, Any], buffers: Any) -> None:
         """One piece of a text, or of a file that is too large how large it is."""

@@ -54,6 +54,9 @@ class ExplorerPanel(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no 
         main.add_class("zeroviz-main")
         super().__init__([widgets.HTML(CSS), main, self.tables])
         self.add_class("zeroviz-explorer")
+        buttons = (self.run_button, self.shortcuts.undo, self.shortcuts.reset, self.guessing.switch, self.pinned.pin,
+                   self.pinned.go, self.pinned.unpin, self.take.download, self.shortcuts.example)  # fmt: skip
+        self._named = {button: button.description for button in buttons}
         self._drawn: tuple[Any, ...] = ()
         self.draw()
         self.tell()
@@ -90,7 +93,9 @@ class ExplorerPanel(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no 
         with state.lock:
             self.run_button.disabled = state.busy
             self.stop_button.disabled = not state.can_stop
-            self.stop_button.description = "Stop engines" if state.is_warm and not state.busy else "Stop"
+            self.stop_button.description = state.say("Stop engines" if state.is_warm and not state.busy else "Stop")
+            for button, label in self._named.items():
+                button.description = state.say(label)
             hints = (state.notice, state.too_large, state.other_run, state.short_bars)
             said = " ".join(hint for hint in hints if hint) if not state.error else ""
             # data-controls: what the controls say once the page has caught up; see look.py on pressing Run.

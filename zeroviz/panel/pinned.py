@@ -27,7 +27,7 @@ class Pinned(Section):
         self.which.add_class("zeroviz-pins")
         self.go = _button("Go to it", "Set every control as it was in the pinned state", "go-to-pin")
         self.unpin = _button("Unpin it", "Take the pinned state out of the comparison", "unpin")
-        super().__init__("compare", "Compare", [self.pin, self.which, self.go, self.unpin], is_open=False)
+        super().__init__(state, "compare", "Compare", [self.pin, self.which, self.go, self.unpin], is_open=False)
         self.pin.on_click(lambda _: self._pinned())
         self.go.on_click(lambda _: state.go_to_pin(self.which.value))
         self.unpin.on_click(lambda _: state.unpin(self.which.value))

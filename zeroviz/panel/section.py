@@ -9,13 +9,14 @@ from typing import Any
 import ipywidgets as widgets  # type: ignore[import-untyped]
 
 from zeroviz.errors import ZerovizError
+from zeroviz.state import Explorer
 
 
 class Section(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no types
     """A heading to press, a row of controls, and a picture. A subclass says what the picture is."""
 
-    def __init__(self, name: str, heading: str, controls: Sequence[Any], *, is_open: bool) -> None:
-        self._heading = heading
+    def __init__(self, state: Explorer, name: str, heading: str, controls: Sequence[Any], *, is_open: bool) -> None:
+        self._state, self._heading = state, heading
         self.button = widgets.ToggleButton(value=is_open, tooltip=f"Show or hide: {heading}")
         self.button.add_class("zeroviz-heading")
         self.row = widgets.Box(list(controls))
@@ -27,10 +28,15 @@ class Section(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no types
         self.add_class(f"zeroviz-{name}-section")
         self.button.observe(lambda _: self._toggled(), "value")
         self._toggled()
+        state.observe(lambda _: self.name_it(), "language")
 
     @property
     def is_open(self) -> bool:
         return bool(self.button.value)
+
+    def name_it(self) -> None:
+        """Put the heading as the language has it."""
+        self.button.description = f"{'▾' if self.is_open else '▸'} {self._state.say(self._heading)}"
 
     def svg(self) -> str:
         """The picture, as it is now."""
@@ -46,6 +52,6 @@ class Section(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no types
             self.picture.value = f'<p class="zeroviz-section-error">{escape(str(error))}</p>'
 
     def _toggled(self) -> None:
-        self.button.description = f"{'▾' if self.is_open else '▸'} {self._heading}"
+        self.name_it()
         self.children = [self.button, self.row, self.picture] if self.is_open else [self.button]
         self.draw()

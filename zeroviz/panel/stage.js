@@ -107,6 +107,7 @@ class Stage {
       const made = element("button", "zeroviz-step", bar, { type: "button", "aria-label": label, title: label });
       made.dataset.lmSuppressShortcuts = "true";
       made.textContent = words;
+      if (words in this.model.get("labels")) this.named = { ...this.named, [words]: made };
       made.addEventListener("click", act);
       return made;
     };
@@ -208,7 +209,7 @@ class Stage {
     this.root.prepend(bar);
     const start = element("button", "zeroviz-step zeroviz-present", bar, { type: "button" });
     start.dataset.lmSuppressShortcuts = "true";
-    start.textContent = "Present";
+    this.named = { ...this.named, Present: start };
     start.title = "One picture at a time, over the whole window";
     start.addEventListener("click", () => this.present(0));
     this.help = element("p", "zeroviz-present-help", this.root);
@@ -285,6 +286,7 @@ class Stage {
     this.read("frames");
     this.frames = this.data.frames;
     this.fold();
+    for (const [label, button] of Object.entries(this.named)) button.textContent = model.get("labels")[label] || label;
     this.cursor = model.get("cursor");
     this.slider.max = Math.max(0, (this.frames.words?.length ?? 1) - 1);
     this.go(this.cursor, false);

@@ -22,6 +22,7 @@ from zeroviz.draw_wire import placed_wire
 from zeroviz.errors import ZerovizError
 from zeroviz.film import Film, build_film
 from zeroviz.implementations import PAIRS
+from zeroviz.paper import Say
 from zeroviz.scene import Scene
 from zeroviz.shard_map import build_shard_map
 from zeroviz.state import Explorer
@@ -35,6 +36,8 @@ HEADINGS = {
 }
 OPEN = {name: name != "formula" for name in HEADINGS}
 """At first. What is closed is not drawn."""
+LABELS = ("rest", "end", "peak", "Present")
+"""Of the buttons that the page makes itself."""
 ASKS = ("strategy", "strategy back", "more ranks", "fewer ranks", "undo")
 """What a presenter's keys ask of the state."""
 
@@ -62,6 +65,7 @@ class Stage(anywidget.AnyWidget):
     cursor = traitlets.Int(0).tag(sync=True)
     is_open = traitlets.Dict(OPEN).tag(sync=True)
     headings = traitlets.Dict(HEADINGS).tag(sync=True)
+    labels = traitlets.Dict(dict.fromkeys(LABELS, "")).tag(sync=True)
     download = traitlets.Dict().tag(sync=True)
     version = traitlets.Int(0).tag(sync=True)
     """Counts drawings, so that who waits for one can tell that it is there."""
@@ -75,13 +79,16 @@ class Stage(anywidget.AnyWidget):
     def draw(self, scene: Scene) -> None:
         """Send `scene`, which is the state's, and what else it shows now; what is closed is not drawn."""
         with self._state.lock, self.hold_sync():
-            self.bars = placed(scene)
+            say = self._state.say
+            self.headings = {name: say(heading) for name, heading in HEADINGS.items()}
+            self.labels = {label: say(label) for label in LABELS}
+            self.bars = placed(scene, say)
             if self.is_open["map"]:
-                self.map = placed_map(build_shard_map(self._state.spec))
+                self.map = placed_map(build_shard_map(self._state.spec), say)
             if self.is_open["timeline"]:
                 self._draw_film()
             if self.is_open["wire"]:
-                self.wire = placed_wire(self._state.wire())
+                self.wire = placed_wire(self._state.wire(), say)
             if self.is_open["formula"]:
                 self.formula = {"svg": formula_html(self._state.formula())}
             self.version += 1
@@ -114,11 +121,11 @@ class Stage(anywidget.AnyWidget):
         except ZerovizError:  # too long a step: it is still a timeline
             film = None
         moments = [frame.moment for frame in film.frames] if film else []
-        self.film = placed_timeline(timeline, moments)
-        self.frames = frames_of(film, is_each=len(state.ranks_apart) == 1) if film else {}
+        self.film = placed_timeline(timeline, moments, state.say)
+        self.frames = frames_of(film, state.say, is_each=len(state.ranks_apart) == 1) if film else {}
 
 
-def frames_of(film: Film, *, is_each: bool) -> dict[str, Any]:
+def frames_of(film: Film, say: Say = str, *, is_each: bool) -> dict[str, Any]:
     """The film as plain lists, by what of it is looked up together. is_each: it is every rank's film."""
     frames = film.frames
     return {
@@ -126,7 +133,7 @@ def frames_of(film: Film, *, is_each: bool) -> dict[str, Any]:
         "each": is_each,
         "peak": film.peak,
         "unit": film.unit,
-        "categories": [label_of(category, film.spec) for category in film.categories],
+        "categories": [say(label_of(category, film.spec)) for category in film.categories],
         "units": list(film.units),
         "words": [frame.words for frame in frames],
         "nbytes": [frame.nbytes for frame in frames],

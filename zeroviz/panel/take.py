@@ -49,7 +49,7 @@ class TakeAway(Section):
         self.what.add_class("zeroviz-file")
         self.download = widgets.Button(description="Download", tooltip="Make this file and let the browser save it")
         self.download.add_class("zeroviz-download")
-        super().__init__("take", "Take it away", [self.what, self.download], is_open=False)
+        super().__init__(state, "take", "Take it away", [self.what, self.download], is_open=False)
         self.download.on_click(lambda _: stage.hand_over(*self.files[self.what.value]()))
         state.observe(lambda _: self.draw(), ["predicted"])
 
