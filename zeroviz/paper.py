@@ -273,7 +273,7 @@ class _Pen:
         anchor = "" if words.anchor == "start" else f' text-anchor="{words.anchor}"'
         text = (
             f'<text x="{_number(words.x)}" y="{_number(words.y + BASELINE * words.points)}"{size}{bold}{anchor} '
-            f'fill="{self.ink(words.color)}">{escape(said)}</text>'
+            f'fill="{self.ink(words.color) if words.color != PAPER else PAPER}">{escape(said)}</text>'
         )
         if not words.is_backed:
             return text

@@ -41,8 +41,8 @@ class Lab:
     alive = "/api/status"
     """What answers as soon as the server is there."""
 
-    def __init__(self, home: Path, *, by_make: bool = False) -> None:
-        self.home = home
+    def __init__(self, home: Path, *, by_make: bool = False, is_dark: bool = False) -> None:
+        self.home, self.is_dark = home, is_dark
         self.by_make = by_make
         self.root = ROOT if by_make else home
         self.token = secrets.token_hex(16)
@@ -57,6 +57,8 @@ class Lab:
         settings = self.home / "settings" / "@jupyterlab" / "apputils-extension"
         settings.mkdir(parents=True)
         (settings / "notification.jupyterlab-settings").write_text(json.dumps({"fetchNews": "false"}))
+        theme = "JupyterLab Dark" if self.is_dark else "JupyterLab Light"
+        (settings / "themes.jupyterlab-settings").write_text(json.dumps({"theme": theme}))
         places = {
             "JUPYTER_CONFIG_DIR": "config", "JUPYTER_DATA_DIR": "data", "JUPYTER_RUNTIME_DIR": "runtime",
             "JUPYTERLAB_SETTINGS_DIR": "settings", "JUPYTERLAB_WORKSPACES_DIR": "workspaces", "IPYTHONDIR": "ipython",

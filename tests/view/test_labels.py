@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from zeroviz.labels import Language, say
+from zeroviz.labels import _CHINESE, Language, say
 from zeroviz.models import PRESETS
 from zeroviz.panel.controls import _DESCRIPTIONS
 from zeroviz.panel.panel import ExplorerPanel
@@ -36,8 +36,15 @@ def test_every_label_has_a_chinese_one(label: str) -> None:
     assert re.search("[\u4e00-\u9fff]", say(label, CHINESE)), label
 
 
+@pytest.mark.parametrize("label", sorted(_CHINESE.keys() - {label for label, _ in _DESCRIPTIONS.values()}))
+def test_a_chinese_label_has_room_where_the_english_one_has(label: str) -> None:
+    """Pictures are laid out for the English ones."""
+    if label not in (*HEADINGS.values(), *LABELS):
+        assert text_width(say(label, CHINESE)) <= text_width(label) + 6
+
+
 def test_amounts_and_ranks_stay_and_sentences_do() -> None:
-    assert say("Adam m and v, own shard 266.2 kB", CHINESE) == "Adam 的 m 和 v，本 rank 分片 266.2 kB"
+    assert say("Adam m and v, own shard 266.2 kB", CHINESE) == "Adam 矩 m、v，本地分片 266.2 kB"
     assert say("activations up to 1,390 MB", CHINESE) == "激活 至多 1,390 MB"
     assert say("ranks 7 to 62", CHINESE) == "rank 7 至 62"
     assert say("rank 5, group 1, shard 1", CHINESE) == "rank 5，第 1 组，shard 1"
