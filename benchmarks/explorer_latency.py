@@ -3,12 +3,15 @@
 Needs Chromium. Each page has the same slider of ranks, moved by one key at a time with a pause between:
 
     floor       the slider updates one bare label: two hops over the websocket, the kernel's part, one frame
-    explorer    bars, shard map, film with its sentences, tables, of a 32-layer model about N = 64
-    matplotlib  the same three pictures, each drawn by matplotlib and sent as a PNG
+    in view     the explorer of a 32-layer model about N = 64: controls, news, and the pictures within the window
+    all         the same, and the pictures out of sight, which it draws when the page rests, after 150 ms
+    matplotlib  three of its pictures, each drawn by matplotlib and sent as a PNG
+    cursor      a step of the film, which asks no kernel
 
 The pages take turns, so that what else the machine does falls on all of them. A move begins with the key event's own
-time stamp and ends one task after the frame that follows the last change under the page's root. The cursor's move is
-within the explorer and asks no kernel. Usage: python benchmarks/explorer_latency.py [lab] [voila]
+time stamp and ends one task after the frame that follows the last change under the page's root.
+
+Usage: python benchmarks/explorer_latency.py [lab] [voila]
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median, quantiles
+from typing import Any
 
 from playwright.sync_api import Locator, Page, sync_playwright
 
@@ -30,8 +34,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.browser.lab import App, Lab, launch, run_first_cell
 
 NUM_MOVES, NUM_WARM = 36, 6
-SETTLE_MS = 450
-"""Between two moves; every change that a move makes comes within it, on a machine at rest."""
+SETTLE_MS = {"floor": 300, "explorer": 900, "matplotlib": 1500}
+"""Between two moves; every change that a move makes comes within it."""
+REST_MS = 140
+"""What comes later than this after the pictures is drawn because the page rests (`REST_MS` of stage.js)."""
 FIRST_RANKS = 44
 """So that the moves go from here to 86 or so by keys, around 64."""
 
@@ -86,39 +92,57 @@ root
 """,
 }
 
-# The mark of the last change wins: a frame after it, then one task, in which the frame is done.
+# Of each change: when it came, when it was painted (a frame after it, then one task, in which the frame is done), and
+# whether it was the pictures' or the cursor's.
 _WATCH = """root => {
-  const mark = () => requestAnimationFrame(() => {
-    const {port1, port2} = new MessageChannel();
-    port1.onmessage = () => { window.zerovizEnd = performance.now(); };
-    port2.postMessage(0);
-  });
+  const mark = (changes) => {
+    const seen = [changes].flat().map(change => change.attributeName ?? "");
+    const came = performance.now();
+    requestAnimationFrame(() => {
+      const {port1, port2} = new MessageChannel();
+      port1.onmessage = () => window.zerovizMarks.push({came, painted: performance.now(), seen});
+      port2.postMessage(0);
+    });
+  };
   new MutationObserver(mark).observe(root, {subtree: true, childList: true, attributes: true, characterData: true});
-  root.addEventListener("load", mark, true);
-  document.addEventListener("keydown", event => { window.zerovizStart = event.timeStamp; }, true);
+  root.addEventListener("load", () => mark([]), true);
+  document.addEventListener("keydown", event => {
+    window.zerovizStart = event.timeStamp;
+    window.zerovizMarks = [];
+  }, true);
 }"""
 
 
 class Measured:
     """A page whose slider, or cursor, is moved and timed."""
 
-    def __init__(self, page: Page) -> None:
-        self.page, self.root = page, page.locator(".measured").last
+    def __init__(self, page: Page, name: str) -> None:
+        self.page, self.name, self.root = page, name, page.locator(".measured").last
         self.root.evaluate(_WATCH)
 
-    def move(self, handle: Locator, key: str) -> float:
-        """Milliseconds of one key."""
+    def move(self, handle: Locator, key: str) -> tuple[float, list[dict[str, Any]]]:
+        """Press one key: when it was pressed, and the marks of what followed."""
         handle.focus()
         self.page.wait_for_timeout(60)
         self.page.keyboard.press(key)
-        self.page.wait_for_timeout(SETTLE_MS)
-        return float(self.page.evaluate("window.zerovizEnd - window.zerovizStart"))
+        self.page.wait_for_timeout(SETTLE_MS[self.name])
+        start, marks = self.page.evaluate("[window.zerovizStart, window.zerovizMarks]")
+        return float(start), marks
 
-    def slide(self) -> float:
-        return self.move(self.root.locator(".zeroviz-ranks .noUi-handle"), "ArrowRight")
+    def slide(self) -> dict[str, float]:
+        """Milliseconds of a move of the slider, by what is waited for."""
+        start, marks = self.move(self.root.locator(".zeroviz-ranks .noUi-handle"), "ArrowRight")
+        last = max(mark["painted"] for mark in marks) - start
+        if self.name != "explorer":
+            return {self.name: last}
+        drawn = next(mark["came"] for mark in marks if "data-version" in mark["seen"])
+        in_view = max(mark["painted"] for mark in marks if mark["came"] < drawn + REST_MS) - start
+        return {"in view": in_view, "all": last}
 
-    def step(self) -> float:
-        return self.move(self.root.locator(".zeroviz-cursor"), "ArrowRight")
+    def step(self) -> dict[str, float]:
+        """The same of the film's cursor."""
+        start, marks = self.move(self.root.locator(".zeroviz-cursor"), "ArrowRight")
+        return {"cursor": next(mark["painted"] for mark in marks if "data-cursor" in mark["seen"]) - start}
 
 
 class VoilaCell(App):
@@ -152,7 +176,7 @@ def in_lab(stack: ExitStack, home: Path, new_page: Callable[[], Page]) -> dict[s
         page = new_page()
         awaited = page.locator(".measured .noUi-handle")
         run_first_cell(page, lab.url(name, f"notebooks/{notebook.name}"), awaited)
-        pages[name] = Measured(page)
+        pages[name] = Measured(page, name)
     return pages
 
 
@@ -165,23 +189,20 @@ def in_voila(stack: ExitStack, home: Path, new_page: Callable[[], Page]) -> dict
         page = new_page()
         page.goto(voila.address)
         page.locator(".measured .noUi-handle").first.wait_for(timeout=90_000)
-        pages[name] = Measured(page)
+        pages[name] = Measured(page, name)
     return pages
 
 
 def measure(pages: dict[str, Measured]) -> dict[str, list[float]]:
     """Milliseconds a move, page by page in turn; the explorer's cursor is moved in its own turn."""
-    times: dict[str, list[float]] = {name: [] for name in (*pages, "cursor")}
+    times: dict[str, list[float]] = {}
     for number in range(NUM_WARM + NUM_MOVES):
         for name, page in pages.items():
             page.page.bring_to_front()
-            taken = page.slide()
+            taken = page.slide() | (page.step() if name == "explorer" else {})
             if number >= NUM_WARM:
-                times[name].append(taken)
-            if name == "explorer":
-                stepped = page.step()
-                if number >= NUM_WARM:
-                    times["cursor"].append(stepped)
+                for what, milliseconds in taken.items():
+                    times.setdefault(what, []).append(milliseconds)
     return times
 
 

@@ -576,3 +576,24 @@ def test_an_implementation_takes_what_it_lacks_away_and_says_so() -> None:
     assert page.controls.widget["bucket_view"].layout.display == "none"
     page.controls.widget["strategy"].value = Strategy.ZERO1
     assert page.state.spec.impl is Implementation.OWN and "the implementation is now own" in page.state.notice
+
+
+def test_what_is_out_of_sight_is_drawn_when_the_page_rests() -> None:
+    """As the page says what is within its window, a toggle draws that at once; the rest when asked, or when seen."""
+    page = panel()
+    stage = page.stage
+    assert stage.seen is None and not stage.has_due  # nobody looks yet: all is drawn
+    stage.seen = ["bars", "map"]
+    film, wire, version = stage.film, stage.wire, stage.version
+    page.state.choose(strategy=Strategy.DDP)
+    assert "DDP on" in stage.bars["svg"] and "DDP on" in stage.map["svg"] and stage.has_due
+    assert stage.film is film and stage.wire is wire and stage.version == version + 1
+    assert stage.bars["of"] == stage.map["of"] != stage.frames["of"]  # so the page joins no cursor of another state
+    stage.seen = ["map", "film"]
+    assert "DDP on" in stage.film["svg"] and stage.bars["of"] == stage.frames["of"] and stage.wire is wire
+    stage._told({"rest": True})
+    assert "DDP on" in stage.wire["svg"] and not stage.has_due and stage.version == version + 1
+    page.state.choose(ranks=3)
+    stage._told({"rest": True})
+    for picture in (stage.bars, stage.map, stage.film, stage.wire):
+        assert "on 3 ranks" in picture["svg"]

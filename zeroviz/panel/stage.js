@@ -10,6 +10,7 @@ const PICTURES = ["bars", "map", "film", "wire", "formula"];
 const PICTURE_OF = { map: "map", timeline: "film", wire: "wire", formula: "formula" };
 const SCALES = { B: 1, kB: 1e3, MB: 1e6, GB: 1e9, TB: 1e12, PB: 1e15, EB: 1e18 };
 const SAVE_MS = 250;
+const REST_MS = 150;
 
 export function amount(nbytes, unit) {
   const scale = SCALES[unit] ?? 1;
@@ -60,7 +61,12 @@ class Stage {
     this.player();
     this.presenter();
     this.lights();
+    this.watch();
     this.changed = () => this.draw();
+    // A move is saved a moment later; meanwhile the page's own cursor is the newer one.
+    this.moved = () => (this.cursor = model.get("cursor"));
+    this.moved();
+    model.on("change:cursor", this.moved);
     model.on("change", this.changed);
     this.draw();
     this.shown = true;
@@ -183,6 +189,31 @@ class Stage {
     return x - xs[low] <= xs[high] - x ? low : high;
   }
 
+  // ---- what is in the window is drawn first, the rest when the page has nothing else to do ----
+
+  watch() {
+    const visible = new Set();
+    this.watcher = new IntersectionObserver((entries) => {
+      for (const { target, isIntersecting } of entries) {
+        if (isIntersecting) visible.add(target.dataset.picture);
+        else visible.delete(target.dataset.picture);
+      }
+      const seen = PICTURES.filter((name) => visible.has(name));
+      if (JSON.stringify(seen) === JSON.stringify(this.model.get("seen"))) return;
+      this.model.set("seen", seen);
+      this.model.save_changes();
+    });
+    for (const name of PICTURES) {
+      this.cards[name].dataset.picture = name;
+      this.watcher.observe(this.cards[name]);
+    }
+  }
+
+  rest() {
+    clearTimeout(this.resting);
+    if (this.model.get("has_due")) this.resting = setTimeout(() => this.model.send({ rest: true }), REST_MS);
+  }
+
   // ---- a term of the formula lights what it stands for in the bars and the film ----
 
   lights() {
@@ -287,11 +318,11 @@ class Stage {
     this.frames = this.data.frames;
     this.fold();
     for (const [label, button] of Object.entries(this.named)) button.textContent = model.get("labels")[label] || label;
-    this.cursor = model.get("cursor");
     this.slider.max = Math.max(0, (this.frames.words?.length ?? 1) - 1);
     this.go(this.cursor, false);
     this.root.dataset.version = model.get("version");
     if (this.isPresenting) this.present(this.presented);
+    this.rest();
     this.save(model.get("download"));
   }
 
@@ -348,9 +379,10 @@ class Stage {
   }
 
   onBars(now) {
-    const { left, right, most, bars } = this.data.bars;
+    const { left, right, most, bars, of } = this.data.bars;
     const layer = this.overlay("bars");
     if (!layer || !bars) return;
+    if (of !== this.frames.of) return void layer.line?.setAttribute("d", "");
     const x = left + ((right - left) * this.frames.nbytes[now]) / Math.max(1, most);
     const rank = this.frames.rank;
     const whole = this.frames.each;
@@ -363,9 +395,10 @@ class Stage {
   }
 
   onMap(now) {
-    const { columns } = this.data.map;
+    const { columns, of } = this.data.map;
     const layer = this.overlay("map");
     if (!layer || !columns) return;
+    if (of !== this.frames.of) return void layer.line?.setAttribute("d", "");
     layer.line ??= mark("path", layer, { class: "zeroviz-gathered-line" });
     const path = this.frames.gathered[now]
       .map((unit) => columns[this.frames.units[unit]])
@@ -385,8 +418,11 @@ class Stage {
   }
 
   remove() {
+    this.watcher.disconnect();
+    clearTimeout(this.resting);
     if (this.isPresenting) this.leave();
     this.model.off("change", this.changed);
+    this.model.off("change:cursor", this.moved);
   }
 }
 

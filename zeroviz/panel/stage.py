@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ HEADINGS = {
     "wire": "What each rank sends",
     "formula": "How the figures come about",
 }
+PICTURE_OF = {"map": "map", "timeline": "film", "wire": "wire", "formula": "formula"}
+"""The picture under each heading; the bars have none."""
 OPEN = {name: name != "formula" for name in HEADINGS}
 """At first. What is closed is not drawn."""
 LABELS = ("rest", "end", "peak", "Present")
@@ -69,29 +72,66 @@ class Stage(anywidget.AnyWidget):
     download = traitlets.Dict().tag(sync=True)
     version = traitlets.Int(0).tag(sync=True)
     """Counts drawings, so that who waits for one can tell that it is there."""
+    seen = traitlets.List(traitlets.Unicode(), None, allow_none=True).tag(sync=True)
+    """Pictures within the window, as the page says; None before it does. A toggle draws these at once."""
+    has_due = traitlets.Bool(False).tag(sync=True)
+    """Whether others wait to be drawn: until they come into sight, or the page has nothing else to do and asks."""
 
     def __init__(self, state: Explorer) -> None:
         self._state = state
+        self._scene: Scene | None = None
+        self._due: list[str] = []
+        self._number = 0
         super().__init__()
         self.observe(lambda _: self.draw(state.scene()), "is_open")
-        self.on_msg(lambda _, message, __: self.asked(str(message.get("ask", ""))))
+        self.observe(lambda _: self._draw_due(self.seen or ()), "seen")
+        self.on_msg(lambda _, message, __: self._told(message))
 
     def draw(self, scene: Scene) -> None:
-        """Send `scene`, which is the state's, and what else it shows now; what is closed is not drawn."""
+        """Send `scene`, which is the state's, and what else it shows now; what is closed is not drawn, and what is out
+        of sight later."""
         with self._state.lock, self.hold_sync():
             say = self._state.say
             self.headings = {name: say(heading) for name, heading in HEADINGS.items()}
             self.labels = {label: say(label) for label in LABELS}
-            self.bars = placed(scene, say)
-            if self.is_open["map"]:
-                self.map = placed_map(build_shard_map(self._state.spec), say)
-            if self.is_open["timeline"]:
-                self._draw_film()
-            if self.is_open["wire"]:
-                self.wire = placed_wire(self._state.wire(), say)
-            if self.is_open["formula"]:
-                self.formula = {"svg": formula_html(self._state.formula())}
+            self._scene = scene
+            self._number += 1
+            self._due = ["bars", *(picture for name, picture in PICTURE_OF.items() if self.is_open[name])]
+            self._draw_due(self._due if self.seen is None else self.seen)
             self.version += 1
+
+    def draw_rest(self) -> None:
+        """Draw what is out of sight."""
+        self._draw_due(self._due)
+
+    def _draw_due(self, names: Iterable[str]) -> None:
+        """Of what waits to be drawn, what is named."""
+        with self._state.lock, self.hold_sync():
+            for name in [name for name in self._due if name in names]:
+                self._draw(name)
+                self._due.remove(name)
+            self.has_due = bool(self._due)
+
+    def _draw(self, name: str) -> None:
+        """One picture. `of`: which state's it is, so that the page joins only those of one state."""
+        state, say, of = self._state, self._state.say, {"of": self._number}
+        assert self._scene is not None
+        if name == "bars":
+            self.bars = placed(self._scene, say) | of
+        elif name == "map":
+            self.map = placed_map(build_shard_map(state.spec), say) | of
+        elif name == "film":
+            self._draw_film(of)
+        elif name == "wire":
+            self.wire = placed_wire(state.wire(), say)
+        else:
+            self.formula = {"svg": formula_html(state.formula())}
+
+    def _told(self, message: dict[str, Any]) -> None:
+        if message.get("rest"):
+            self.draw_rest()
+        else:
+            self.asked(str(message.get("ask", "")))
 
     def asked(self, what: str) -> None:
         """What a presenter's key asks for, one of ASKS: the strategy after or before, twice or half the ranks, undo."""
@@ -113,7 +153,7 @@ class Stage(anywidget.AnyWidget):
         number = self.download.get("number", 0) + 1
         self.download = {"number": number, "name": name, "mime": mime, "content": b64encode(content).decode()}
 
-    def _draw_film(self) -> None:
+    def _draw_film(self, of: dict[str, int]) -> None:
         state = self._state
         timeline = state.timeline()
         try:
@@ -122,7 +162,7 @@ class Stage(anywidget.AnyWidget):
             film = None
         moments = [frame.moment for frame in film.frames] if film else []
         self.film = placed_timeline(timeline, moments, state.say)
-        self.frames = frames_of(film, state.say, is_each=len(state.ranks_apart) == 1) if film else {}
+        self.frames = frames_of(film, state.say, is_each=len(state.ranks_apart) == 1) | of if film else {}
 
 
 def frames_of(film: Film, say: Say = str, *, is_each: bool) -> dict[str, Any]:
