@@ -118,7 +118,8 @@ def test_parts_lie_within_their_segments(name: str) -> None:
         left, room, top, most = placed["segments"][parts[part]]
         assert (y, height) == (top, most)
         assert left - 0.11 <= x and x + width <= left + room + 0.21
-    assert placed["svg"] == wire_svg(SCENES[name]) and placed["most"] == SCENES[name].axis_max
+    on_page = paper_of(SCENES[name]).svg(NAME, SCENES[name].sentence, on_page=True)
+    assert placed["svg"] == on_page and placed["most"] == SCENES[name].axis_max
 
 
 @pytest.mark.parametrize("name", SCENES)
