@@ -32,7 +32,7 @@ WITNESSES = (
     "ddp", "deepspeed", "fsdp1", "fsdp2", "fsdp2_options", "fsdp2_predicted", "megatron", "rehearse", "wire",
     "zero_redundancy",
 )  # fmt: skip
-OURS = ("activations_exact", "checkpoint", "meter", "parity", "probe", "rank")
+OURS = ("activations_exact", "checkpoint", "counted_exact", "meter", "parity", "probe", "rank")
 ONE_OF = {**dict.fromkeys(WITNESSES, 20), **dict.fromkeys(OURS, 8)}
 """Files of which a clean machine runs a part, to be done in half an hour: other people's implementations, and what our
 own does in more cells than a sample needs. One of how many cells runs."""
