@@ -262,7 +262,7 @@ class _Sheet:
             if mark is None:
                 continue
             self.widened |= mark.is_widened
-            nbytes = mark.numel * panel.itemsize * panel.copies + (0 if hold is Hold.PADDING else lane.scales_nbytes)
+            nbytes = panel.nbytes_of(mark.numel) + (0 if hold is Hold.PADDING else lane.scales_nbytes)
             tip, data = _tip(row, panel, hold, mark.numel, nbytes), _data(row, panel, hold, mark.units, nbytes)
             self.paper.add(
                 Shape(mark.corners, fill, None if mark.is_narrow else hatch, edge, tip=tip, data=data, down=y)

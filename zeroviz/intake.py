@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from zeroviz.errors import SpecError, TraceError
-from zeroviz.hf_config import MAX_CONFIG_NBYTES, config_from_text, read_config_notes
+from zeroviz.hf_config import config_from_text, read_config_notes
 from zeroviz.models import ModelShape, bare
 from zeroviz.quantity import parse_count
 from zeroviz.trace import Origin, Trace
@@ -99,6 +99,3 @@ def _trace(trace: Trace) -> Taken:
     trace.check()
     origin = Origin.RECORDED if trace.origin is Origin.LIVE else trace.origin
     return Taken(trace.spec.model, replace(trace, origin=origin))
-
-
-__all__ = ["MAX_CONFIG_NBYTES", "MAX_TRACE_NBYTES", "Taken", "read_trace", "take_in"]

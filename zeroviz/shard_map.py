@@ -10,7 +10,7 @@ between. Nothing is worked out for those, so that a million ranks cost as much a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from zeroviz.category import Category
@@ -95,9 +95,9 @@ class Panel:
         """`Parameters, own shard`."""
         return f"{self.name}, {self.manner}"
 
-    def nbytes_of(self, pieces: Iterable[Piece]) -> int:
-        """Bytes of pieces of this class, scales apart."""
-        return sum(piece.numel for piece in pieces) * self.itemsize * self.copies
+    def nbytes_of(self, numel: int) -> int:
+        """Bytes of so many elements of this class, scales apart."""
+        return numel * self.itemsize * self.copies
 
 
 @dataclass(frozen=True)

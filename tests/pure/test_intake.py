@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from zeroviz.errors import SpecError, TraceError, ZerovizError
-from zeroviz.intake import MAX_CONFIG_NBYTES, MAX_TRACE_NBYTES, take_in
+from zeroviz.hf_config import MAX_CONFIG_NBYTES
+from zeroviz.intake import MAX_TRACE_NBYTES, take_in
 from zeroviz.models import PRESETS, bare
 from zeroviz.policies import UnitPolicy
 from zeroviz.predict import predict

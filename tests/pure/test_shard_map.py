@@ -66,7 +66,9 @@ def assert_exact(spec: RunSpec) -> None:
             lane = panel.lanes[number]
             numel = sum(piece.stop - piece.start for piece in lane.pieces)
             nbytes = numel * panel.itemsize * panel.copies + lane.scales_nbytes
-            assert lane.nbytes == nbytes == panel.nbytes_of(lane.pieces) + lane.scales_nbytes
+            assert (
+                lane.nbytes == nbytes == panel.nbytes_of(sum(piece.numel for piece in lane.pieces)) + lane.scales_nbytes
+            )
             assert panel.category not in held  # a category has one panel, and nothing of it is left out
             held[panel.category] = nbytes
         rank = trace.ranks[row.ranks[0]]
