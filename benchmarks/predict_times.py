@@ -33,7 +33,8 @@ def has(strategy: Strategy, precision: Precision) -> bool:
 
 def specs(models: Iterable[str], units: Iterable[str]) -> Iterator[RunSpec]:
     """Strategies, recipes, sizes and numbers of ranks; the models and units vary fastest of all."""
-    sizes = itertools.product(range(1, 1025), ((1, 128), (2, 100), (4, 64)), Strategy, OWN_PRECISIONS, models, units)
+    policies = [UnitPolicy.parse(unit) for unit in units]
+    sizes = itertools.product(range(1, 1025), ((1, 128), (2, 100), (4, 64)), Strategy, OWN_PRECISIONS, models, policies)
     for ranks, (batch, seq), strategy, precision, model, unit in sizes:
         if not has(strategy, precision):
             continue
@@ -42,7 +43,7 @@ def specs(models: Iterable[str], units: Iterable[str]) -> Iterator[RunSpec]:
             **of(strategy, ranks),
             ranks=ranks,
             precision=precision,
-            unit=UnitPolicy.parse(unit),
+            unit=unit,
             batch=batch,
             seq=seq,
         )

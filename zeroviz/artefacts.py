@@ -34,13 +34,13 @@ def start_copies(ledger: Ledger, op: CollectiveOp, nbytes: int, key: Hashable) -
     """
     match op:
         case CollectiveOp.ALL_GATHER:
-            ledger.replay(_twice(nbytes))
+            ledger.replay(gather_copies(nbytes))
         case CollectiveOp.REDUCE_SCATTER:
             ledger.alloc(("clone", key), nbytes, Category.BACKEND_COPY)
 
 
 @lru_cache
-def _twice(nbytes: int) -> Changes:
+def gather_copies(nbytes: int) -> Changes:
     """A copy made and dropped, then another one."""
     return Changes(2 * ((Category.BACKEND_COPY, nbytes), (Category.BACKEND_COPY, -nbytes)))
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from zeroviz.members import Members
 
 
-class Category(Enum):
+class Category(Members):
     """What bytes are for. The docstring says when they come and go, and what they cost."""
 
     SHARDED_PARAM = "SHARDED_PARAM"
@@ -56,9 +56,6 @@ class Category(Enum):
     """Whether it lies in the host's memory and not in the device's: never part of `peak`."""
     on_device: bool
     """Whether it counts in `peak`: neither of the two."""
-
-    # Members are single objects; Enum's own hash is a call into Python, and walks count by category.
-    __hash__ = object.__hash__
 
     def __init__(self, name: str) -> None:
         self.is_artefact = name in ("KERNEL_SCRATCH", "BACKEND_COPY", "UNATTRIBUTED")

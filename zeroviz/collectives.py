@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from zeroviz.members import Members
 
 
-class CollectiveOp(Enum):
+class CollectiveOp(Members):
     """A collective and how often each payload byte leaves a rank, times (n-1)/n.
 
     Source: nccl-tests, doc/PERFORMANCE.md: bus-bandwidth factors of a ring.
@@ -25,7 +25,7 @@ class CollectiveOp(Enum):
         return 2 if self is CollectiveOp.ALL_REDUCE else 1
 
 
-class Group(Enum):
+class Group(Members):
     """Which ranks take part in a collective."""
 
     ALL = "all"

@@ -131,14 +131,14 @@ class Events(Sequence[Event]):
 
         here: of all categories, and not of the device's alone.
         """
-        total = best = start
-        at = (-1, 0)
-        for number, changes in enumerate(self.stretches):
-            crest = changes.here if here else changes.on_device
-            if total + crest.top > best:
-                best, at = total + crest.top, (number, crest.num_changes)
-            total += crest.net
-        return best, *at
+        crests = [changes.here if here else changes.on_device for changes in self.stretches]
+        starts = accumulate((crest.net for crest in crests), initial=start)
+        tops = [before + crest.top for before, crest in zip(starts, crests, strict=False)]
+        best = max(tops, default=start)
+        if best <= start:
+            return start, -1, 0
+        part = tops.index(best)
+        return best, part, crests[part].num_changes
 
     def held_at(self, rest: Mapping[Category, int], part: int, num_changes: int) -> tuple[Counter[Category], Where]:
         """What is held after so many changes of a part, and where that is; part -1 is before all."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum
+
+from zeroviz.members import Members
 
 
-class Direction(Enum):
+class Direction(Members):
     """Which way bytes go."""
 
     TO_HOST = "to host"

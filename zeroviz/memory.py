@@ -36,6 +36,7 @@ from dataclasses import dataclass
 
 from zeroviz.partition import (
     Unit,
+    alike_buffers,
     buffer_numel,
     buffers_for,
     plan_for,
@@ -54,15 +55,15 @@ STEP_COUNTER_NBYTES_PER_SLICE = 4
 
 def rest_by_category(spec: RunSpec) -> dict[Category, int]:
     """Bytes every rank holds between steps, padding included; the same on each rank. What is offloaded is HOST_..."""
-    buffers = buffers_for(spec)
-    whole = sum(buffer_numel(buffer, spec) for buffer in buffers)
-    shard = sum(shard_numel(buffer, spec) for buffer in buffers)
+    buffers = alike_buffers(spec)
+    whole = sum(count * buffer_numel(buffer, spec) for buffer, count in buffers)
+    shard = sum(count * shard_numel(buffer, spec) for buffer, count in buffers)
     place = rest_places(spec)
     recipe, strategy = spec.recipe, spec.strategy
     rest = {
         place.param: (shard if strategy.shards_param else whole) * recipe.param.itemsize,
         place.grad: (shard if strategy.shards_grad else whole) * recipe.grad.itemsize,
-        place.moments: sum(recipe.moments_nbytes(shard_numel(buffer, spec)) for buffer in buffers),
+        place.moments: sum(count * recipe.moments_nbytes(shard_numel(buffer, spec)) for buffer, count in buffers),
     }
     if place.master:
         rest[place.master] = shard * recipe.update.itemsize
@@ -106,9 +107,9 @@ def rest_padding_nbytes(spec: RunSpec, rank: int) -> int:
     """
     recipe, strategy = spec.recipe, spec.strategy
     whole = shard = 0
-    for buffer in buffers_for(spec):
-        whole += buffer_numel(buffer, spec) - buffer.numel
-        shard += shard_padding_numel(buffer, spec, rank)
+    for buffer, count in alike_buffers(spec):
+        whole += count * (buffer_numel(buffer, spec) - buffer.numel)
+        shard += count * shard_padding_numel(buffer, spec, rank)
     master = recipe.update.itemsize if rest_places(spec).master else 0
     return (
         (shard if strategy.shards_param else whole) * recipe.param.itemsize
@@ -121,7 +122,8 @@ def step_counter_nbytes(spec: RunSpec) -> int:
     """Bytes of the optimizer's step counters, named apart: no published formula counts them."""
     if not spec.optimizer.counts_steps:
         return 0
-    return STEP_COUNTER_NBYTES_PER_SLICE * sum(len(update_numels(buffer, spec)) for buffer in buffers_for(spec))
+    num_slices = sum(count * len(update_numels(buffer, spec)) for buffer, count in alike_buffers(spec))
+    return STEP_COUNTER_NBYTES_PER_SLICE * num_slices
 
 
 @dataclass(frozen=True, slots=True)

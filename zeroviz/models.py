@@ -6,11 +6,11 @@ Nothing here allocates a parameter; `cluster.model` builds the runnable module f
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from enum import Enum
 from functools import cached_property
 from math import prod
 
 from zeroviz.errors import SpecError
+from zeroviz.members import Members
 
 # Each block is a list of named shapes; the deepest models published have some two hundred.
 MAX_LAYERS = 4096
@@ -18,7 +18,7 @@ MAX_EXPERTS = 2**16
 """Of all blocks together: each expert is three named shapes. The largest models published have some 23,000."""
 
 
-class Family(Enum):
+class Family(Members):
     """Which architecture the shapes describe."""
 
     GPT2 = "gpt2"
@@ -58,7 +58,7 @@ _LABELS = {
 }
 
 
-class SublayerKind(Enum):
+class SublayerKind(Members):
     """What a sublayer computes; the chain of sublayers is the whole forward pass in order."""
 
     EMBED = "embed"

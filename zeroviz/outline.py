@@ -7,12 +7,12 @@ number of ranks and precision. `zeroviz.peak` puts bytes on it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from zeroviz.models import SublayerKind
-from zeroviz.partition import Place, Plan, Segment, buffers_for, plan_for
+from zeroviz.partition import Place, Plan, Segment, Unit, buffers_for, plan_for
 from zeroviz.schedule import Op, OpKind, Order, last_wait, schedule
 
 MAX_PERIOD = 64  # tokens; blocks cut into layers repeat after 16. Longer patterns are walked through, repeats and all
@@ -27,7 +27,7 @@ class Token:
     released: first and last sublayer of a segment that is over, where the caller then lets something go.
     half: of a sublayer's backward, what comes before its unit's gradient buffer is needed (0), or after (1); None where
     the buffer is there. begins: the op allocates a gradient: BACKWARD the unit's buffer, and the first REDUCE_GRAD of a
-    unit in the step the shard.
+    unit in the step the shard; with parameters on the host, where that stays, the first wait of a unit in the step.
     """
 
     op: OpKind
@@ -48,25 +48,36 @@ class Run:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Outline:
     """The step in tokens. `sequence` indexes `tokens`; `ops` says of each of its positions which op that is part of.
 
-    sizes: how many buffers there are of each size, which is (elements, slices of an update); a token's slot counts its
-    keys.
+    slot_of: each buffer's slot. sizes: how many buffers there are of each slot's size, which is (elements, slices of an
+    update). samples: one buffer of each slot.
     """
 
     plan: Plan
+    slot_of: tuple[int, ...]
     sizes: Counter[tuple[int, int]]
+    samples: tuple[Unit, ...]
     tokens: tuple[Token, ...]
     sequence: tuple[int, ...]
     ops: tuple[Op, ...]
-    runs: tuple[Run, ...]
 
     def where(self, position: int) -> tuple[str, str, str]:
         """(phase, op, unit) of a position of `sequence`, as events have it."""
         op = self.ops[position]
-        return op.phase.value, op.kind.value, "" if op.unit is None else self.plan.units[op.unit].name
+        return op.phase.label, op.kind.label, "" if op.unit is None else self.plan.units[op.unit].name
+
+    @cached_property
+    def wheres(self) -> tuple[tuple[str, str, str], ...]:
+        """`where` of every position."""
+        return tuple(map(self.where, range(len(self.sequence))))
+
+    @cached_property
+    def runs(self) -> tuple[Run, ...]:
+        """What repeats: the whole of `sequence`, covered by runs."""
+        return tuple(_runs(self.sequence))
 
 
 @lru_cache(maxsize=1024)
@@ -78,29 +89,37 @@ def outline(order: Order) -> Outline:
     sizes_of = [(buffer.numel, 1 if spec.optimizer.steps_together else buffer.num_slices) for buffer in buffers]
     sizes = Counter(sizes_of)
     slots = {size: slot for slot, size in enumerate(sizes)}
-    slot_of = [slots[size] for size in sizes_of]
+    slot_of = tuple(slots[size] for size in sizes_of)
+    samples = tuple(buffers[slot_of.index(slot)] for slot in slots.values())
     number: dict[Token, int] = {}
+    known: dict[Hashable, list[int]] = {}  # of a segment's tokens
     sequence: list[int] = []
     ops: list[Op] = []
     reduced: set[int | None] = set()
-    makes_shards = spec.drops_grad and spec.strategy.shards_grad
     has_buffer: set[int | None] = set()
     ends = last_wait(spec.strategy)
+    makes_shard = OpKind.REDUCE_GRAD if spec.drops_grad else ends  # or fills the one that stays
     for op in schedule(spec):
         if op.kind is ends and spec.strategy.shards_grad:
             has_buffer.discard(op.unit)
         if op.segment is not None:
             assert op.unit is not None
             begins = op.kind is OpKind.BACKWARD and op.unit not in has_buffer and not spec.strategy.has_whole_buffer
-            tokens = _segment_tokens(op.kind, plan.segments[op.segment], slot_of[op.unit] if begins else None)
             has_buffer |= {op.unit} if begins else set()
+            segment, slot = plan.segments[op.segment], slot_of[op.unit] if begins else None
+            alike = (op.kind, segment.places, segment.region is None, segment.starts_region, segment.ends_region, slot)
+            numbers = known.get(alike)
+            if numbers is None:
+                tokens = _segment_tokens(op.kind, segment, slot)
+                numbers = known[alike] = [number.setdefault(token, len(number)) for token in tokens]
         else:
-            begins = makes_shards and op.kind is OpKind.REDUCE_GRAD and op.unit not in reduced
+            begins = spec.strategy.shards_grad and op.kind is makes_shard and op.unit not in reduced
             reduced |= {op.unit} if begins else set()
-            tokens = [Token(op.kind, 0 if op.unit is None else slot_of[op.unit], begins=begins)]
-        sequence += [number.setdefault(token, len(number)) for token in tokens]
-        ops += [op] * len(tokens)
-    return Outline(plan, sizes, tuple(number), tuple(sequence), tuple(ops), tuple(_runs(sequence)))
+            token = Token(op.kind, 0 if op.unit is None else slot_of[op.unit], begins=begins)
+            numbers = [number.setdefault(token, len(number))]
+        sequence += numbers
+        ops += [op] * len(numbers)
+    return Outline(plan, slot_of, sizes, samples, tuple(number), tuple(sequence), tuple(ops))
 
 
 def _segment_tokens(op: OpKind, segment: Segment, begins: int | None) -> list[Token]:

@@ -8,9 +8,10 @@ N: rank r owns what r % G says. Megatron's optimizer has one buffer, in which th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import groupby, pairwise
 
 from zeroviz.models import ModelShape, NamedShape, Sublayer, SublayerKind
@@ -84,12 +85,27 @@ class Segment:
         object.__setattr__(self, "places", _places(self.sublayers, dropped=self.ends_region))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Plan:
     """Units and segments of one model under one policy; segments are in forward order."""
 
     units: tuple[Unit, ...]
     segments: tuple[Segment, ...]
+
+    @cached_property
+    def whole_buffer(self) -> Unit:
+        """One buffer without a name over all units."""
+        params = tuple(shape for unit in self.units for shape in unit.params)
+        return Unit(0, "", params, sum(unit.numel for unit in self.units))
+
+    @cached_property
+    def alike(self) -> tuple[tuple[Unit, int], ...]:
+        """A unit of each size, and how many there are: what sums over units need, however many blocks there are."""
+        first: dict[tuple[int, int], Unit] = {}
+        for unit in self.units:
+            first.setdefault((unit.numel, unit.num_slices), unit)
+        counts = Counter((unit.numel, unit.num_slices) for unit in self.units)
+        return tuple((unit, counts[size]) for size, unit in first.items())
 
 
 @lru_cache(maxsize=256)
@@ -193,14 +209,14 @@ def is_sharded(spec: RunSpec) -> bool:
 
 def buffers_for(spec: RunSpec) -> tuple[Unit, ...]:
     """What is cut into shards, reduced and updated in one go: each unit, or one buffer without a name over all."""
-    units = plan_for(spec).units
-    return (_whole_buffer(units),) if spec.strategy.has_whole_buffer else units
+    plan = plan_for(spec)
+    return (plan.whole_buffer,) if spec.strategy.has_whole_buffer else plan.units
 
 
-@lru_cache(maxsize=256)
-def _whole_buffer(units: tuple[Unit, ...]) -> Unit:
-    params = tuple(shape for unit in units for shape in unit.params)
-    return Unit(0, "", params, sum(unit.numel for unit in units))
+def alike_buffers(spec: RunSpec) -> tuple[tuple[Unit, int], ...]:
+    """One of `buffers_for` of each size, and how many of it there are."""
+    plan = plan_for(spec)
+    return ((plan.whole_buffer, 1),) if spec.strategy.has_whole_buffer else plan.alike
 
 
 def padded_numel(numel: int, num_ranks: int) -> int:
@@ -282,7 +298,7 @@ def alike_stretches(spec: RunSpec) -> tuple[range, ...]:
     size = spec.num_shards
     borders = {0}
     if is_sharded(spec):
-        for buffer in buffers_for(spec):
+        for buffer, _ in alike_buffers(spec):
             whole, rest = divmod(buffer.numel, shard_numel(buffer, spec))
             borders |= {whole, whole + (rest > 0)}
     starts = sorted(border for border in borders if border < size)

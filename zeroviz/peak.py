@@ -24,24 +24,25 @@ visited and (r - 2) D is added in between. This is said of bytes, not of coeffic
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from itertools import chain
 from operator import add, ge, mul, neg
 
-from zeroviz.events import Change
+from zeroviz.activations import NBYTES_PER_TOKEN_ID
+from zeroviz.bookings import compute_changes
 from zeroviz.memory import RestPlaces
 from zeroviz.models import Family, ModelShape
 from zeroviz.outline import Outline, Token, outline
-from zeroviz.predict import NBYTES_PER_TOKEN_ID
 from zeroviz.schedule import OpKind, Order, last_wait
 from zeroviz.spec import DType, Recipe, RunSpec, Strategy
-from zeroviz.sublayers import backward_halves, dry_pass, passes, release
 from zeroviz.tape import Sizes
 from zeroviz.trace import CATEGORY_ORDER, Category, Peak
 
 # Coefficients of (n, seq, 1), and after them of (w, s, q, l) for each distinct size of a unit.
 Form = tuple[int, ...]
+Terms = tuple[tuple[int, int], ...]
+"""The places of a form's coefficients and these, where they are not 0."""
 NUM_FIXED = 3
 CONSTANT = 2
 NUM_PER_SIZE = 4
@@ -58,25 +59,47 @@ class Moment:
     position: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Moments:
     """The candidates for the peak in order of time; their forms speak of the distinct unit sizes of `step`."""
 
     step: Outline
     candidates: tuple[Moment, ...]
+    _known: dict[int, tuple[tuple[Category, Terms], ...]] = field(default_factory=dict, compare=False, repr=False)
 
     def peak(self, values: Sequence[int]) -> Peak:
         """The peak for these values of the variables."""
         totals = self.totals(values)
         best = max(totals)
-        moment = self.candidates[totals.index(best)]
-        where = ("at rest", "", "") if moment.position == AT_REST else self.step.where(moment.position)
-        held = {category: sum(map(mul, form, values)) for category, form in moment.held.items()}
-        return Peak(best, *where, {category: held[category] for category in CATEGORY_ORDER if held.get(category)})
+        number = totals.index(best)
+        position = self.candidates[number].position
+        where = ("at rest", "", "") if position == AT_REST else self.step.where(position)
+        held = [(category, sum([c * values[i] for i, c in terms])) for category, terms in self._held(number)]
+        return Peak(best, *where, {category: nbytes for category, nbytes in held if nbytes})
 
     def totals(self, values: Sequence[int]) -> list[int]:
         """What each candidate holds for these values of the variables."""
-        return [sum(map(mul, moment.total, values)) for moment in self.candidates]
+        alike, where, forms = self._apart
+        held = sum([c * values[i] for i, c in alike])
+        apart = [values[i] for i in where]
+        return [held + sum(map(mul, form, apart)) for form in forms]
+
+    @cached_property
+    def _apart(self) -> tuple[Terms, tuple[int, ...], tuple[Form, ...]]:
+        """The terms that are alike in all candidates; the places of the others, and what each candidate has there."""
+        columns = list(zip(*(moment.total for moment in self.candidates), strict=True))
+        where = tuple(i for i, column in enumerate(columns) if len(set(column)) > 1)
+        forms = tuple(tuple(moment.total[i] for i in where) for moment in self.candidates)
+        return tuple((i, c) for i, c in _terms(self.candidates[0].total) if i not in where), where, forms
+
+    def _held(self, number: int) -> tuple[tuple[Category, Terms], ...]:
+        """What a candidate holds by category, without the many coefficients that are 0."""
+        found = self._known.get(number)
+        if found is None:
+            forms = self.candidates[number].held
+            found = tuple((category, _terms(forms[category])) for category in CATEGORY_ORDER if category in forms)
+            self._known[number] = found
+        return found
 
     def values(self, spec: RunSpec, *, padded: bool = True) -> list[int]:
         """What the variables are for `spec`; whole buffers without their padding where `padded` is False."""
@@ -104,8 +127,9 @@ def floor_of(spec: RunSpec) -> int:
 def moments_of(spec: RunSpec) -> Moments:
     """The candidates for the peak of `spec`, the same for whatever batch, seq and ranks."""
     order = Order.of(spec)
-    # After the third micro-batch nothing new comes: the first, the last and one between hold all that any number does.
-    return _moments(order._replace(accumulation=min(order.accumulation, 3)), spec.recipe)
+    if order.accumulation > 3:  # nothing new comes then: the first, the last and one between hold all there is
+        order = order._replace(accumulation=3)
+    return _moments(order, spec.recipe)
 
 
 @lru_cache(maxsize=2048)
@@ -123,19 +147,27 @@ def _moments(order: Order, recipe: Recipe) -> Moments:
             last = run.start + (run.count - 1) * run.period
             for position in range(last, last + run.period):
                 walk.visit(pieces[step.sequence[position]], position)
-    return Moments(step, tuple(walk.candidates))
+    return Moments(step, walk.found)
 
 
 class _Walk:
     """What is held so far, and the moments that no other one rules out. See [Note: linear moments].
 
-    `held` and `total` are replaced and never changed, so a moment may keep them.
+    `held` and `total` are replaced and never changed, so a candidate may keep them: (total, what was held, what came to
+    it, position).
     """
 
     def __init__(self, held: Mapping[Category, Form], width: int) -> None:
         self.held = held
         self.total = _sum(held.values(), width)
-        self.candidates = [Moment(self.total, held, AT_REST)]
+        self.candidates: list[tuple[Form, Mapping[Category, Form], Mapping[Category, Form], int]] = [
+            (self.total, held, {}, AT_REST)
+        ]
+
+    @property
+    def found(self) -> tuple[Moment, ...]:
+        """The candidates, in order of time."""
+        return tuple(Moment(total, _merge(held, more), position) for total, held, more, position in self.candidates)
 
     def change(self, held: Mapping[Category, Form], total: Form) -> None:
         """Add to what is held."""
@@ -145,11 +177,11 @@ class _Walk:
     def consider(self, held: Mapping[Category, Form], total: Form, position: int) -> None:
         """Take a later moment up, at `held` more than now, unless one before is everywhere at least as large."""
         total = tuple(map(add, self.total, total))
-        for moment in reversed(self.candidates):
-            if all(map(ge, moment.total, total)):
+        for candidate in reversed(self.candidates):
+            if all(map(ge, candidate[0], total)):
                 return
-        self.candidates = [moment for moment in self.candidates if not all(map(ge, total, moment.total))]
-        self.candidates.append(Moment(total, _merge(self.held, held), position))
+        self.candidates = [candidate for candidate in self.candidates if not all(map(ge, total, candidate[0]))]
+        self.candidates.append((total, self.held, held, position))
 
     def visit(self, piece: _Piece, position: int) -> None:
         for crest in piece.crests:
@@ -182,7 +214,7 @@ def _summarize(changes: Iterable[tuple[Category, Form]], width: int) -> _Piece:
         walk.consider({category: form}, form, 0)
         walk.change({category: form}, form)
     # The start holds nothing: it is the moment before the token, which has been considered.
-    return _Piece(walk.held, walk.total, tuple(moment for moment in walk.candidates if moment.held))
+    return _Piece(walk.held, walk.total, tuple(moment for moment in walk.found if moment.held))
 
 
 def _rest(step: Outline, order: Order, recipe: Recipe, width: int) -> dict[Category, Form]:
@@ -210,7 +242,7 @@ def _rest(step: Outline, order: Order, recipe: Recipe, width: int) -> dict[Categ
 
 
 def _piece(token: Token, step: Outline, order: Order, recipe: Recipe, width: int) -> _Piece:
-    """What the walk in `zeroviz.predict` books for this token, as forms of `width` coefficients."""
+    """What `zeroviz.bookings` books for this token, as forms of `width` coefficients."""
     if token.sublayer or token.released or token.op in (OpKind.LOAD_BATCH, OpKind.DROP_BATCH):
         return _compute_piece(token, order.model, recipe, width)
     param, grad, ends = recipe.param.itemsize, recipe.grad.itemsize, last_wait(order.strategy)
@@ -261,7 +293,11 @@ def _compute_piece(token: Token, model: ModelShape, recipe: Recipe, width: int) 
         changes = [(Category.INPUT, batch)]
     else:
         # The sizes' coefficients of n, seq and 1 from three probes: a + b + c, 2 a + b + c and 2 a + 2 b + c.
-        probes = [_changes(token, Sizes(model, recipe, *sizes, in_place=True)) for sizes in ((1, 1), (2, 1), (1, 2))]
+        # What kernels borrow is no part of the peak, and no linear form.
+        probes = [
+            [change for change in compute_changes(token, sizes) if change[0].on_device]
+            for sizes in (Sizes(model, recipe, *each, in_place=True) for each in ((1, 1), (2, 1), (1, 2)))
+        ]
         changes = [
             (category, (n, seq, one - n - seq))
             for (category, one), (_, two), (_, four) in zip(*probes, strict=True)
@@ -271,32 +307,16 @@ def _compute_piece(token: Token, model: ModelShape, recipe: Recipe, width: int) 
     return _summarize([(category, (*form, *padding)) for category, form in changes], width)
 
 
-def _changes(token: Token, sizes: Sizes) -> tuple[Change, ...]:
-    if token.released:
-        row = sizes.rows(sizes.model.hidden)
-        match token.op:
-            case OpKind.FORWARD:
-                return ((Category.ACTIVATION, -row),)
-            case OpKind.RECOMPUTE:
-                return ((Category.TEMPORARY, -row),)
-        return release(sizes, *token.released)
-    assert token.sublayer is not None
-    if token.dry:
-        made = dry_pass(sizes, *token.sublayer)
-    elif token.half is not None:
-        made = backward_halves(sizes, *token.sublayer)[token.half]
-    else:
-        made = passes(sizes, *token.sublayer)[token.op is OpKind.BACKWARD]
-    # What kernels borrow is no part of the peak, and no linear form.
-    return tuple(change for change in made if change[0].on_device)
-
-
 def input_form(model: ModelShape, recipe: Recipe) -> Form:
-    """`zeroviz.predict.input_nbytes` as coefficients of n, seq and 1."""
+    """`zeroviz.activations.input_nbytes` as coefficients of n, seq and 1."""
     if model.family is Family.BARE:
         return (0, 0, 0)
     tables = 2 * (model.head_dim // 2) * recipe.compute.itemsize if model.family.is_rotary else 0
     return (2 * NBYTES_PER_TOKEN_ID, tables, 0)
+
+
+def _terms(form: Form) -> Terms:
+    return tuple((i, coefficient) for i, coefficient in enumerate(form) if coefficient)
 
 
 def _sum(forms: Iterable[Form], width: int) -> Form:

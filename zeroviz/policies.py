@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 
 from zeroviz.errors import SpecError
+from zeroviz.members import Members
 from zeroviz.quantity import parse_count
 
 
-class UnitKind(Enum):
+class UnitKind(Members):
     """How parameters are grouped into units, the things gathered and freed together."""
 
     MODEL = "model"
@@ -94,7 +94,7 @@ class Checkpointing:
 KEEP_ALL = Checkpointing()
 
 
-class Offload(Enum):
+class Offload(Members):
     """Which states lie in the host's memory between uses, and not in the device's."""
 
     NONE = "none"

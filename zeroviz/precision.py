@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from functools import lru_cache
 
 from zeroviz.facts import QUANTIZED_BLOCK_NUMEL
+from zeroviz.members import Members
 
 
-class DType(Enum):
+class DType(Members):
     """An element type and its width."""
 
     FP32 = "fp32"
@@ -24,7 +24,7 @@ class DType(Enum):
         self.itemsize = {"fp32": 4, "bf16": 2, "int8": 1}[name]
 
 
-class Precision(Enum):
+class Precision(Members):
     """A recipe: the dtype of every copy of the model states. The same "16 bytes" has several meanings; these name them.
 
     Each recipe sums to `bytes_per_param` under DDP.
@@ -79,7 +79,7 @@ WHOLE_BUFFER_PRECISIONS = (Precision.FP32, Precision.BF16_FP32GRAD)
 """Those of Megatron's optimizer, whose one gradient buffer is fp32."""
 
 
-class Optimizer(Enum):
+class Optimizer(Members):
     """What updates the parameters. m is the width of a moment, s the elements a rank updates at a time."""
 
     ADAMW = "adamw"

@@ -27,30 +27,28 @@ no unit: the buffer is zeroed before the first backward, reduced after the last,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from functools import lru_cache
 from typing import NamedTuple
 
+from zeroviz.members import Members
 from zeroviz.models import ModelShape
 from zeroviz.partition import Plan, plan_for
 from zeroviz.spec import Checkpointing, Offload, Optimizer, RunSpec, Strategy, UnitPolicy
 
 
-class Phase(Enum):
+class Phase(Members):
     """The part of the step an op belongs to."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
     OPTIMIZER = "optimizer"
 
-    __hash__ = object.__hash__  # members are single objects; Enum's own is a call into Python
-
     def __init__(self, label: str) -> None:
         self.label = label
         """As `value`, which is a call into Python: walks ask thousands of times."""
 
 
-class OpKind(Enum):
+class OpKind(Members):
     """One action of a rank. `u` is the op's unit, `s` its segment."""
 
     DROP_GRAD = "drop grad"
@@ -95,9 +93,6 @@ class OpKind(Enum):
     """Start the all-gather that brings every rank the updated shards of u (ZeRO-1, ZeRO-2)."""
     WAIT_SYNC = "wait sync"
     """Wait for it."""
-
-    # As in Phase.
-    __hash__ = object.__hash__
 
     def __init__(self, label: str) -> None:
         self.label = label

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import Enum
+from functools import cached_property
 from typing import Any
 
 from zeroviz.errors import SpecError
@@ -43,7 +44,7 @@ class Settings:
     backward_prefetch: BackwardPrefetch | None = None
     limit_all_gathers: bool | None = None
 
-    @property
+    @cached_property
     def given(self) -> dict[str, Any]:
         """What was set, by name."""
         return {each.name: value for each in fields(self) if (value := getattr(self, each.name)) is not None}

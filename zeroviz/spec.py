@@ -117,7 +117,7 @@ class RunSpec:
             ("seed", 0, 2**63 - 1),
         ):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            if type(value) is not int or not least <= value <= most:  # True is an int, but no number
                 raise SpecError(f"{name} is {value!r}; it must be a whole number from {least} to {most}.")
         if not isinstance(self.async_reduce, bool):
             raise SpecError(f"async_reduce is {self.async_reduce!r}; it must be true or false.")

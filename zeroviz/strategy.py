@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from zeroviz.members import Members
 
 
-class Strategy(Enum):
+class Strategy(Members):
     """What each rank keeps of the model states. P parameters, N ranks."""
 
     DDP = "ddp"
@@ -75,7 +75,7 @@ _LABEL = {
 }
 
 
-class Implementation(Enum):
+class Implementation(Members):
     """Whose code runs the step. All but the first are code we did not write (`cluster/witness`)."""
 
     OWN = "own"
@@ -110,7 +110,7 @@ _IMPLEMENTATION_LABEL = {
 }
 
 
-class Zero1Form(Enum):
+class Zero1Form(Members):
     """How ZeRO-1 brings the gradient to its owner. In elements sent per rank, times (N-1)/N."""
 
     REDUCE_SCATTER = "reduce-scatter"

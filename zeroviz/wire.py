@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from zeroviz.collectives import CollectiveOp, Group, ring_sent_nbytes
 
 
-@dataclass(frozen=True, slots=True)
-class Collective:
+class Collective(NamedTuple):
     """One collective call as a rank made it, among the `num_ranks` ranks of `group`.
 
     payload_nbytes: the whole array's, padding included. sent_nbytes: what a ring makes this rank send of it.

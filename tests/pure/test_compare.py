@@ -114,7 +114,7 @@ def test_peaks_at_two_moments_say_so() -> None:
 
 def test_wire_rows_pair_by_operation_and_dtype() -> None:
     twice = replace(RANK, collectives=(CALL, CALL))
-    other = replace(RANK, collectives=(replace(CALL, dtype="bf16"),))
+    other = replace(RANK, collectives=(CALL._replace(dtype="bf16"),))
     comparison = compare(trace(RANK, RANK), measured(twice, other))
     first, gone, new = comparison.wire
     # A ring of 2 sends half of the payload: 100 predicted, 200 measured.

@@ -192,9 +192,9 @@ def test_where_calls_stand_by_hand() -> None:
         op("unshard", "a", 9, 10),
         op("reduce grad", "b", 10, 16),
     ]
-    gather = replace(CALL, phase="backward", unit="a")
-    reduction = replace(CALL, op=CollectiveOp.REDUCE_SCATTER, phase="backward", unit="b")
-    lost = replace(gather, unit="c")
+    gather = CALL._replace(phase="backward", unit="a")
+    reduction = CALL._replace(op=CollectiveOp.REDUCE_SCATTER, phase="backward", unit="b")
+    lost = gather._replace(unit="c")
     assert moments_of([gather, lost, gather, *[reduction] * 3, lost], ops) == [1, 1, 9, 10, 12, 14, 14]
     assert moments_of([lost], []) == [0]
 

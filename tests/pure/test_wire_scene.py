@@ -60,7 +60,7 @@ def live(trace: Trace, **ranks: RankTrace) -> Trace:
 
 def with_extra_gather(rank: RankTrace, nbytes: int) -> RankTrace:
     call = next(call for call in rank.collectives if call.op is CollectiveOp.ALL_GATHER)
-    return replace(rank, collectives=(*rank.collectives, replace(call, payload_nbytes=nbytes)))
+    return replace(rank, collectives=(*rank.collectives, call._replace(payload_nbytes=nbytes)))
 
 
 def sent(scene: WireScene, group: Group | None = None) -> int:
@@ -334,7 +334,7 @@ def test_what_only_one_side_sends_is_in_the_table() -> None:
     trace = trace_of()
     first = trace.ranks[0]
     scatter = tuple(call for call in first.collectives if call.op is CollectiveOp.REDUCE_SCATTER)
-    other = tuple(replace(call, op=CollectiveOp.ALL_REDUCE) for call in scatter)
+    other = tuple(call._replace(op=CollectiveOp.ALL_REDUCE) for call in scatter)
     gathers = tuple(call for call in first.collectives if call.op is CollectiveOp.ALL_GATHER)
     scene = build_wire_scene(trace, live(trace, rank0=replace(first, collectives=(*gathers, *other))))
     entries = {
@@ -351,8 +351,8 @@ def test_what_only_one_side_sends_is_in_the_table() -> None:
 def test_as_many_bytes_in_other_calls_are_a_difference_of_calls() -> None:
     trace = trace_of(strategy=Strategy.DDP)
     first = trace.ranks[0]
-    merged = replace(
-        first.collectives[0], payload_nbytes=sum(call.payload_nbytes for call in first.collectives), unit=""
+    merged = first.collectives[0]._replace(
+        payload_nbytes=sum(call.payload_nbytes for call in first.collectives), unit=""
     )
     scene = build_wire_scene(trace, live(trace, rank0=replace(first, collectives=(merged,))))
     assert scene.rows[1].difference == 0
@@ -390,7 +390,7 @@ def test_a_trace_of_another_spec_is_refused() -> None:
 
 def test_a_dtype_that_is_none_of_ours_has_no_elements() -> None:
     trace = trace_of(strategy=Strategy.DDP, ranks=2)
-    calls = tuple(replace(call, dtype="fp8") for call in trace.ranks[0].collectives)
+    calls = tuple(call._replace(dtype="fp8") for call in trace.ranks[0].collectives)
     with pytest.raises(TraceError, match=r"'fp8'; known are fp32, bf16"):
         build_wire_scene(trace, live(trace, rank0=replace(trace.ranks[0], collectives=calls)))
 

@@ -44,7 +44,7 @@ def wrong_of(num_wrong: int, **fields: Any) -> WireScene:
     ranks = list(trace.ranks)
     for rank in range(num_wrong):
         calls = ranks[rank].collectives
-        more = replace(calls[0], payload_nbytes=calls[0].payload_nbytes * (rank + 1))
+        more = calls[0]._replace(payload_nbytes=calls[0].payload_nbytes * (rank + 1))
         ranks[rank] = replace(ranks[rank], collectives=(*calls, more))
     return build_wire_scene(trace, replace(trace, origin=Origin.LIVE, ranks=tuple(ranks)))
 
