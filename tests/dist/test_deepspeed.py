@@ -96,10 +96,33 @@ def train(job: RankJob) -> dict[str, Tensor]:
         return {name: master.detach().clone() for name, master in zip(order, masters, strict=True)}
 
 
+class NodesAtModules(Reference):
+    """The model with an autograd node at each module's input, as stage 3 puts its own there.
+
+    An RMSNorm uses its input x twice and the residual connection a third time. Autograd adds three gradients as they
+    come, (residual + a) + b. With a node before the norm it is residual + (a + b): another last bit, which Adam's first
+    step, the gradient by its own root, makes 1e-6 of the way trained.
+    """
+
+    def __init__(self, *of: Any) -> None:
+        super().__init__(*of)
+        for sublayer in self.chain:
+            for module in sublayer.modules():
+                module.register_forward_pre_hook(_with_nodes)
+
+
+def _with_nodes(_: torch.nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """`view_as` makes a node; token numbers have none."""
+    return tuple(
+        each.view_as(each) if isinstance(each, Tensor) and each.is_floating_point() else each for each in inputs
+    )
+
+
 @pytest.mark.parametrize(("model", "ranks"), crossed(["tiny", "tiny-llama"], [2, 3, 4]))
 def test_every_stage_trains_as_one_process_does_in_fp32(rank_pool: RankPool, model: str, ranks: int) -> None:
-    want, start = fp32_reference(deepspeed(Strategy.DDP, ranks, model, batch=2))
     for stage in STAGES:
+        model_type = NodesAtModules if stage is Strategy.ZERO3 else Reference
+        want, start = fp32_reference(deepspeed(Strategy.DDP, ranks, model, batch=2), model_type=model_type)
         for got in rank_pool.run(train, deepspeed(stage, ranks, model, batch=2)):
             assert distance(got, want, start) <= BOUND[ranks], stage
 

@@ -76,7 +76,9 @@ def assemble(spec: RunSpec, owned: list[list[torch.Tensor]]) -> dict[str, torch.
     return result
 
 
-def reference(spec: RunSpec, num_steps: int = NUM_STEPS) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+def reference(
+    spec: RunSpec, num_steps: int = NUM_STEPS, model_type: type[Reference] = Reference
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """(trained, initial) parameters of one process with the same casts, written with plain autograd and one optimizer.
 
     fp32: one backward of the mean over all ranks' batches. bf16 recipes: each rank's gradient apart, rounded to the
@@ -84,7 +86,7 @@ def reference(spec: RunSpec, num_steps: int = NUM_STEPS) -> tuple[dict[str, torc
     """
     recipe = spec.recipe
     torch.set_num_threads(1)  # as the ranks do: with more, kernels add in another order
-    model = Reference(spec.model, spec.seed, TORCH_DTYPE[recipe.param])
+    model = model_type(spec.model, spec.seed, TORCH_DTYPE[recipe.param])
     named = dict(model.named_parameters())
     for parameter in named.values():
         parameter.grad_dtype = TORCH_DTYPE[recipe.grad]  # a parameter used twice adds up in this dtype
