@@ -18,7 +18,7 @@ from cluster.chain import Chain, Link
 from cluster.collectives import SETTLED_RANGE
 from cluster.event_tree import AT_RANGE, HOST_RANGE, OP_RANGE, TAG_RANGE, Place, Tag, read
 from cluster.recording import Held, Recording
-from cluster.settle import END_BOUND_NS, Settling
+from cluster.settle import Settling
 from zeroviz.schedule import OpKind
 from zeroviz.trace import Category, Event
 
@@ -50,7 +50,7 @@ class EventRecorder:
         with self._profile:
             yield
             # Collectives that overlap with compute leave copies to the backend's threads until here.
-            if (live := settling.down_to(self._rest_nbytes, END_BOUND_NS)) is None:
+            if (live := settling.down_to(self._rest_nbytes)) is None:
                 live = settling.counter()
             with record_function(f"{SETTLED_RANGE}{live}"):
                 pass

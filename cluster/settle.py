@@ -10,24 +10,26 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-BOUND_NS = 200_000_000
-# When the step is over nothing else waits, and a busy machine may keep that thread from its processor for long.
-END_BOUND_NS = 1_000_000_000
+# A busy machine may keep that thread from its processor for long; what it still holds then would be named unexplained.
+BOUND_NS = 2_000_000_000
 # Short against the fraction of a millisecond that the backend's thread takes, and it lets that thread run.
 _PAUSE_S = 0.00002
 
 
 class Settling:
-    """Waits for the live bytes that `counter` reads to come down. num_given_up: of num_late, how many hit the bound."""
+    """Waits for the live bytes that `counter` reads to come down, each time for `bound_ns` at most.
 
-    def __init__(self, counter: Callable[[], int]) -> None:
-        self.counter = counter
+    num_late, late_ns: how often it had to wait, and how long in all. num_given_up: how often it hit the bound.
+    """
+
+    def __init__(self, counter: Callable[[], int], bound_ns: int = BOUND_NS) -> None:
+        self.counter, self.bound_ns = counter, bound_ns
         self.num_late = 0
         self.late_ns = 0
         self.num_given_up = 0
 
-    def down_to(self, nbytes: int, bound_ns: int = BOUND_NS) -> int | None:
-        """Wait until no more than `nbytes` are live. The reading that said so, or None after `bound_ns`."""
+    def down_to(self, nbytes: int) -> int | None:
+        """Wait until no more than `nbytes` are live. The reading that said so, or None after the bound."""
         live = nbytes
 
         def is_down() -> bool:
@@ -35,15 +37,15 @@ class Settling:
             live = self.counter()
             return live <= nbytes
 
-        return live if self.until(is_down, bound_ns) else None
+        return live if self.until(is_down) else None
 
-    def until(self, is_done: Callable[[], bool], bound_ns: int = BOUND_NS) -> bool:
-        """Wait until `is_done()`; False after `bound_ns`."""
+    def until(self, is_done: Callable[[], bool]) -> bool:
+        """Wait until `is_done()`; False after the bound."""
         if is_done():
             return True
         start = time.perf_counter_ns()
         done = False
-        while not done and time.perf_counter_ns() - start < bound_ns:
+        while not done and time.perf_counter_ns() - start < self.bound_ns:
             time.sleep(_PAUSE_S)
             done = is_done()
         self.num_late += 1

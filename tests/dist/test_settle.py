@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-import cluster.settle
 from cluster.meter import Meter
 from cluster.own.step import Executor
 from cluster.rank import RankJob, joined_group
@@ -29,9 +28,8 @@ def test_a_late_free_is_waited_for_and_counted() -> None:
     assert settling.late_ns > 0
 
 
-def test_what_never_goes_is_given_up_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster.settle, "BOUND_NS", 1_000_000)
-    settling = Settling(lambda: 150)
+def test_what_never_goes_is_given_up_and_counted() -> None:
+    settling = Settling(lambda: 150, bound_ns=1_000_000)
     assert settling.down_to(100) is None
     assert (settling.num_late, settling.num_given_up) == (1, 1)
 
