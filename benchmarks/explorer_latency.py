@@ -8,6 +8,9 @@ Needs Chromium. Each page has the same slider of ranks, moved by one key at a ti
     matplotlib  three of its pictures, each drawn by matplotlib and sent as a PNG
     cursor      a step of the film, which asks no kernel
 
+Before that, in JupyterLab, how long the explorer takes from the key that runs its cell, in a kernel that has imported
+nothing yet, to its bars on the page.
+
 The pages take turns, so that what else the machine does falls on all of them. A move begins with the key event's own
 time stamp and ends one task after the frame that follows the last change under the page's root.
 
@@ -34,6 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.browser.lab import App, Lab, launch, run_first_cell
 
 NUM_MOVES, NUM_WARM = 36, 6
+NUM_OPENED = 3
 SETTLE_MS = {"floor": 300, "explorer": 900, "matplotlib": 1500}
 """Between two moves; every change that a move makes comes within it."""
 REST_MS = 140
@@ -145,6 +149,44 @@ class Measured:
         return {"cursor": next(mark["painted"] for mark in marks if "data-cursor" in mark["seen"]) - start}
 
 
+_AWAIT_BARS = """() => new Promise(done => {
+  let start;
+  document.addEventListener("keydown", event => { start = event.timeStamp; }, true);
+  const look = () => requestAnimationFrame(() => {
+    if (start === undefined || !document.querySelector(".zeroviz-bars-card svg")) return look();
+    const {port1, port2} = new MessageChannel();
+    port1.onmessage = () => { window.zerovizOnScreen = performance.now() - start; };
+    port2.postMessage(0);
+  });
+  look();
+  done();
+})"""
+
+
+def on_screen_s(lab: Lab, home: Path, page: Page, number: int) -> float:
+    """Seconds from running the explorer's cell to its bars painted; a notebook of its own has a kernel of its own."""
+    name = f"opened-{number}.ipynb"
+    shutil.copy(Path(__file__).resolve().parents[1] / "notebooks" / "explorer.ipynb", home / "notebooks" / name)
+    page.goto(lab.url(f"opened-{number}", f"notebooks/{name}"))
+    cell = page.locator(".jp-CodeCell .cm-content").first
+    cell.wait_for(timeout=60_000)
+    accept = page.locator(".jp-Dialog .jp-mod-accept")
+    if accept.count():
+        accept.first.click()
+    page.locator('.jp-Notebook-ExecutionIndicator[data-status="idle"]').wait_for(timeout=60_000)
+    page.wait_for_timeout(2000)
+    cell.click()
+    page.evaluate(_AWAIT_BARS)
+    for _ in range(5):  # a key that comes before the kernel is ready is lost; the clock starts with the last one
+        page.keyboard.press("Shift+Enter")
+        page.wait_for_timeout(1000)
+        if page.locator(".jp-InputPrompt", has_text="[*]").count() or page.evaluate("window.zerovizOnScreen"):
+            break
+        cell.click()
+    page.wait_for_function("window.zerovizOnScreen", timeout=60_000)
+    return float(page.evaluate("window.zerovizOnScreen")) / 1000
+
+
 class VoilaCell(App):
     """A notebook of one cell in Voila."""
 
@@ -170,6 +212,8 @@ def written(folder: Path, name: str) -> Path:
 
 def in_lab(stack: ExitStack, home: Path, new_page: Callable[[], Page]) -> dict[str, Measured]:
     lab = stack.enter_context(Lab(home))
+    opened = [on_screen_s(lab, home, new_page(), number) for number in range(NUM_OPENED)]
+    print(f"on screen after {', '.join(f'{seconds:.1f}' for seconds in opened)} s, in {NUM_OPENED} new kernels")
     pages: dict[str, Measured] = {}
     for name in CELLS:
         notebook = written(home / "notebooks", name)

@@ -54,6 +54,8 @@ class Axis:
 
     def x(self, element: int) -> float:
         """Where an element begins."""
+        if self.padding_scale == 1.0:
+            return self.left + self._points * element
         number = max(0, bisect_right(self._starts, element) - 1)
         slot = self._slots[number]
         inside = element - slot.start

@@ -7,9 +7,7 @@ as many words. Nothing here computes a number that is shown.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from zeroviz.capacity_line import Beyond, CapacityLine
 from zeroviz.compare import Moment
@@ -30,6 +28,9 @@ from zeroviz.style import (
     label_of,
     short_of,
 )
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 from zeroviz.trace import Origin
 
 NAME = "zeroviz-picture"

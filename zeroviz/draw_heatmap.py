@@ -10,7 +10,7 @@ from pathlib import Path
 
 from zeroviz.heatmap import Cell, HeatMap
 from zeroviz.paper import Paper, text_width
-from zeroviz.style import FIGURE_INCHES, FONT_POINTS, INK, MUTED
+from zeroviz.style import EXCEEDS, FIGURE_INCHES, FITS, FONT_POINTS, INK, MUTED
 
 NAME = "zeroviz-heatmap"
 WIDTH = FIGURE_INCHES * 72
@@ -18,9 +18,6 @@ MARGIN = 10.0
 LINE = FONT_POINTS * 1.38
 TITLE_POINTS = 19.0
 CELL_HEIGHT = 25.0
-# Tints of the palette's blue and vermillion, from much room to none; the words on them stay above 7:1.
-FITS = ("#eaf5fc", "#c5e4f6", "#97ceee")
-EXCEEDS = ("#fbe0cc", "#f6c49f", "#f0a873")
 HATCH = "//"
 
 
@@ -59,9 +56,9 @@ def paper_of(heatmap: HeatMap) -> Paper:
     return paper
 
 
-def heatmap_svg(heatmap: HeatMap) -> str:
-    """The picture as one `<svg>` element."""
-    return paper_of(heatmap).svg(NAME, heatmap.sentence)
+def heatmap_svg(heatmap: HeatMap, *, on_page: bool = False) -> str:
+    """The picture as one `<svg>` element. on_page: in the page's theme; else as a file has it, light."""
+    return paper_of(heatmap).svg(NAME, heatmap.sentence, on_page=on_page)
 
 
 def save_heatmap(heatmap: HeatMap, path: Path) -> None:

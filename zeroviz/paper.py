@@ -12,17 +12,17 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import matplotlib
 from matplotlib import font_manager
-from matplotlib.figure import Figure
 from matplotlib.ft2font import LoadFlags
-from matplotlib.lines import Line2D
-from matplotlib.patches import Polygon
 
 from zeroviz.errors import ZerovizError
-from zeroviz.style import FONT_POINTS, FONTS, INK, PAGE_INKS, PAPER, RC
+from zeroviz.style import FONT_POINTS, FONTS, INK, PAGE_INKS, PAPER, RC, TINTS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FILE_FORMATS = ("svg", "png", "pdf")
 BASELINE = 0.36
@@ -135,7 +135,7 @@ class Paper:
         """
         hatches = {(str(s.fill), s.hatch, s.edge) for s in self.shapes if isinstance(s, Shape) and s.hatch}
         pen = _Pen(name, on_page=on_page, say=say)
-        body = "".join(_pattern(name, pen.ink(fill), hatch, edge, fill) for fill, hatch, edge in sorted(hatches))
+        body = "".join(_pattern(name, pen, hatch, edge, fill) for fill, hatch, edge in sorted(hatches))
         body = f"<defs>{body}</defs>" if body else ""
         body += "".join(pen.shape(s) if isinstance(s, Shape) else pen.words(s) for s in self.shapes)
         return (
@@ -149,6 +149,11 @@ class Paper:
 
     def figure(self) -> Figure:
         """The same as a matplotlib Figure, to save or to build on."""
+        # Here and not above: a page that is opened waits for half a second less.
+        from matplotlib.figure import Figure
+        from matplotlib.lines import Line2D
+        from matplotlib.patches import Polygon
+
         with matplotlib.rc_context(RC):
             figure = Figure(facecolor=PAPER, figsize=(self.width / 72, self.height / 72))
             axes = figure.add_axes((0, 0, 1, 1))
@@ -252,12 +257,16 @@ class _Pen:
         """A colour of paper or of ink as the page has it; of paint, itself."""
         return self._inks.get(color, color)
 
+    def edge(self, color: str, fill: str) -> str:
+        """The colour of an edge or a hatch: of paint as it is on any page; of what follows the page, the page's."""
+        return color if self.ink(fill) == fill else self.ink(color)
+
     def shape(self, shape: Shape) -> str:
         fill = self.ink(shape.fill or "none")
-        # Around paint an edge is ink on any page; what stands on the paper itself is the page's.
-        is_bare = shape.is_open or shape.fill is None or fill != shape.fill
-        edge = self.ink(shape.edge) if is_bare else shape.edge
-        halo = ' class="zl"' if is_bare and edge != shape.edge and shape.line else ""
+        is_bare = shape.is_open or shape.fill is None
+        edge = self.ink(shape.edge) if is_bare else self.edge(shape.edge, str(shape.fill))
+        # A line of the page's may run over paint; that of a cell of a map does not.
+        halo = ' class="zl"' if edge != shape.edge and shape.line and shape.fill not in TINTS else ""
         if shape.hatch:
             fill = f"url(#{_pattern_id(self.name, str(shape.fill), shape.hatch, shape.edge)})"
         stroke = f' stroke="{edge}" stroke-width="{shape.line:g}"' if shape.line else ""
@@ -316,8 +325,8 @@ def _pattern_id(name: str, fill: str, hatch: str, ink: str) -> str:
     return f"{name}-{fill.lstrip('#')}-{hatch.encode().hex()}-{ink.lstrip('#')}"
 
 
-def _pattern(name: str, painted: str, hatch: str, ink: str, fill: str) -> str:
-    """A hatch in matplotlib's letters as an SVG pattern; a letter more is a finer one. painted: `fill` on this page."""
+def _pattern(name: str, pen: _Pen, hatch: str, ink: str, fill: str) -> str:
+    """A hatch in matplotlib's letters as an SVG pattern; a letter more is a finer one."""
     side = HATCH_POINTS * 2 / max(1, len(hatch))
     strokes = {
         "/": f"M-1 1L1 -1M0 {side:g}L{side:g} 0M{side - 1:g} {side + 1:g}L{side + 1:g} {side - 1:g}",
@@ -332,5 +341,6 @@ def _pattern(name: str, painted: str, hatch: str, ink: str, fill: str) -> str:
     size = f'width="{side:g}" height="{side:g}"'
     return (
         f'<pattern id="{_pattern_id(name, fill, hatch, ink)}" patternUnits="userSpaceOnUse" {size}>'
-        f'<rect {size} fill="{painted}"/><path d="{lines}" stroke="{ink}"{round_ends} fill="none"/></pattern>'
+        f'<rect {size} fill="{pen.ink(fill)}"/><path d="{lines}" stroke="{pen.edge(ink, fill)}"{round_ends} '
+        'fill="none"/></pattern>'
     )

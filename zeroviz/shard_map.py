@@ -26,8 +26,8 @@ MAX_ROWS = 16
 NUM_FIRST, MAX_LAST = 7, 4
 """Ranks drawn one by one before that row, and at most after it."""
 
-_Known = dict[tuple[object, ...], tuple[Piece, ...]]
-"""Pieces by what they follow from: classes that are cut alike share them."""
+_Known = dict[tuple[object, ...], tuple[tuple[Piece, ...], int]]
+"""Pieces and their elements in all, by what they follow from: classes that are cut alike share them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +133,8 @@ class ShardMap:
 def build_shard_map(spec: RunSpec) -> ShardMap:
     """Who holds what under `spec` between two steps. See [Note: folded]."""
     rules, units = rules_of(spec), plan_for(spec).units
-    rows = tuple(_rows(spec, rules))
     known: _Known = {}
+    rows = tuple(_rows(spec, rules, known))
     panels = tuple(_panel(spec, holder, rows, known) for holder in rules.holders)
     bounds = columns_of(units, rules.slots)
     return ShardMap(
@@ -156,17 +156,17 @@ def build_shard_map(spec: RunSpec) -> ShardMap:
 # ---- rows ----
 
 
-def _rows(spec: RunSpec, rules: Rules) -> Iterator[Row]:
+def _rows(spec: RunSpec, rules: Rules, known: _Known) -> Iterator[Row]:
     """Every rank's or, of many, the first ones', one for those between, and the last ones'."""
     num_ranks = spec.ranks
-    first, last = (num_ranks, 0) if num_ranks <= MAX_ROWS else _drawn(spec, rules)
+    first, last = (num_ranks, 0) if num_ranks <= MAX_ROWS else _drawn(spec, rules, known)
     yield from (_row(spec, rank) for rank in range(first))
     if first + last < num_ranks:
         yield Row(range(first, num_ranks - last), is_folded=True)
     yield from (_row(spec, rank) for rank in range(num_ranks - last, num_ranks))
 
 
-def _drawn(spec: RunSpec, rules: Rules) -> tuple[int, int]:
+def _drawn(spec: RunSpec, rules: Rules, known: _Known) -> tuple[int, int]:
     """How many ranks are drawn one by one before and after the folded row: whole shard groups, if they are small; at
     the end those with padding."""
     group = spec.num_shards if spec.strategy.replicates else spec.ranks
@@ -175,7 +175,8 @@ def _drawn(spec: RunSpec, rules: Rules) -> tuple[int, int]:
     cut = [holder for holder in rules.holders if holder.pads and not holder.is_whole]
     last = 1
     for number in range(2, MAX_LAST + 1):
-        if any(piece.hold is Hold.PADDING for holder in cut for piece in holder.pieces(spec.ranks - number)):
+        rank = (spec.ranks - number) % group
+        if any(piece.hold is Hold.PADDING for holder in cut for piece in _pieces_of(holder, rank, known)[0]):
             last = number
     return min(group, NUM_FIRST + 1) if spec.strategy.replicates else NUM_FIRST, last
 
@@ -217,14 +218,19 @@ def _lanes(recipe: Recipe, holder: Holder, rows: Sequence[Row], known: _Known) -
             continue
         # Every rank holds the same whole, and every group the same shards.
         rank = 0 if holder.is_whole else row.ranks[0] if row.shard is None else row.shard
-        key = (id(holder.buffers), holder.is_whole, holder.pads, holder.dealt is None, rank)
-        if key not in known:
-            known[key] = holder.pieces(rank)
-        pieces = known[key]
-        numel = sum(piece.numel for piece in pieces)
+        pieces, numel = _pieces_of(holder, rank, known)
         tensors = (numel,) if holder.quantized is None else holder.quantized
         scales_nbytes = holder.copies * sum(map(scales_of, tensors)) * DType.FP32.itemsize
         yield Lane(number, pieces, scales_nbytes, numel * holder.dtype.itemsize * holder.copies + scales_nbytes)
+
+
+def _pieces_of(holder: Holder, rank: int, known: _Known) -> tuple[tuple[Piece, ...], int]:
+    key = (id(holder.buffers), holder.is_whole, holder.pads, holder.dealt is None, rank)
+    found = known.get(key)
+    if found is None:
+        pieces = holder.pieces(rank)
+        found = known[key] = pieces, sum(piece.stop - piece.start for piece in pieces)
+    return found
 
 
 def _name(holder: Holder) -> str:

@@ -97,18 +97,28 @@ class Buffer:
         """Padding included."""
         return self._starts[-1]
 
-    def whole(self) -> Iterator[Piece]:
+    def whole(self) -> Iterable[Piece]:
         """All of it on the axis."""
         return self._pieces(0, self.numel, Hold.WHOLE)
 
-    def part(self, rank: int) -> Iterator[Piece]:
+    def part(self, rank: int) -> Iterable[Piece]:
         """The rank's part on the axis."""
         part_numel = self.numel // self.num_parts
         first = rank % self.num_parts * part_numel
         return self._pieces(first, first + part_numel, Hold.OWNED)
 
-    def _pieces(self, first: int, stop: int, hold: Hold) -> Iterator[Piece]:
+    def _pieces(self, first: int, stop: int, hold: Hold) -> Iterable[Piece]:
         """Elements [first, stop) of the memory."""
+        if len(self.slots) > 1:
+            return self._over_slots(first, stop, hold)
+        unit, start, numel, _ = self.slots[0]
+        first, stop, end = start + first, start + stop, start + numel
+        if stop <= end:
+            return (Piece(first, stop, unit, hold),)
+        padding = Piece(max(first, end), stop, unit, Hold.PADDING)
+        return (Piece(first, end, unit, hold), padding) if first < end else (padding,)
+
+    def _over_slots(self, first: int, stop: int, hold: Hold) -> Iterator[Piece]:
         for number in range(bisect_right(self._starts, first) - 1, len(self.slots)):
             slot, at = self.slots[number], self._starts[number]
             if at >= stop:
@@ -173,7 +183,15 @@ def _own(spec: RunSpec) -> Rules:
     units = buffers_for(spec)
     slots = _laid_out(spec, {unit.params[-1].name: buffer_numel(unit, spec) - unit.numel for unit in units})
     num_parts = spec.num_shards if is_sharded(spec) else 1
-    buffers = tuple(_buffer(slots, unit.params, num_parts) for unit in units)
+    if strategy.has_whole_buffer:
+        buffers = tuple(_buffer(slots, unit.params, num_parts) for unit in units)
+    else:  # a unit's parameters lie one after another: in memory it is one slot
+        ends = [(slots[unit.params[0].name], slots[unit.params[-1].name]) for unit in units]
+        in_memory = [
+            Slot(unit.index, first.start, unit.numel, last.padding)
+            for unit, (first, last) in zip(units, ends, strict=True)
+        ]
+        buffers = tuple(Buffer((slot,), num_parts) for slot in in_memory)
     is_whole = not strategy.shards_optimizer
     holders = [
         Holder(TensorClass.PARAM, places.param, recipe.param, buffers, not strategy.shards_param),

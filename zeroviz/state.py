@@ -23,6 +23,7 @@ from zeroviz.capacity_line import CapacityLine
 from zeroviz.command import command_line
 from zeroviz.derivation import build_formula
 from zeroviz.derivation_terms import Formula
+from zeroviz.dtypes_apart import Copy, with_dtype
 from zeroviz.errors import SpecError, TraceError, ZerovizError
 from zeroviz.guess import Asked
 from zeroviz.heatmap import HeatMap, Upward, build_heatmap
@@ -152,6 +153,20 @@ class Explorer(Runs):
                 self.error, self.notice = "", " ".join(notes)
                 if self.run_state is RunState.FAILED:  # the sentence that said of what and why has just gone
                     self.run_state, self.message = RunState.IDLE, ""
+            return True
+
+    def choose_dtype(self, copy: Copy, dtype: DType | None) -> bool:
+        """Give one copy of the model states a dtype, None for no master: the nearest recipe that has it. Refuses as
+        `choose` does, and where no recipe has it."""
+        with self.lock:
+            try:
+                change = with_dtype(self.toggles, copy, dtype)
+            except SpecError as error:
+                self.error, self.notice = str(error), ""
+                return False
+            if not self.choose(**change.toggles):
+                return False
+            self.notice = " ".join(note for note in (*change.notes, self.notice) if note)
             return True
 
     @property

@@ -28,12 +28,20 @@ TRACK = "#ececec"
 """Where something could be held and is not."""
 ON_PAINT = "#1a1a1b"
 """Ink on paint, which is as bright on a dark page as on a light one; INK is the page's own there."""
+FITS = ("#eaf5fc", "#c5e4f6", "#97ceee")
+EXCEEDS = ("#fbe0cc", "#f6c49f", "#f0a873")
+"""Tints of BLUE and of VERMILLION for what fits and what does not, from much room to none and from a little too much to
+far too much. They are paper with a meaning, so they are dark where the page is: a quarter, a half and three quarters of
+the way from dark paper to the palette's colour, on which light ink stands 5:1 or more."""
+TINTS = frozenset((*FITS, *EXCEEDS))
 PAGE_INKS = {
     INK: "currentColor",
     PAPER: f"var(--zv-paper, {PAPER})",
     MUTED: f"var(--zv-muted, {MUTED})",
     RULE: f"var(--zv-rule, {RULE})",
     TRACK: f"var(--zv-track, {TRACK})",
+    **{tint: f"var(--zv-fits-{number}, {tint})" for number, tint in enumerate(FITS, 1)},
+    **{tint: f"var(--zv-exceeds-{number}, {tint})" for number, tint in enumerate(EXCEEDS, 1)},
 }
 """What follows the page's theme, as `zeroviz.panel.look` sets it."""
 

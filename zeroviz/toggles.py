@@ -169,15 +169,19 @@ Follow = Callable[[str, Any, str], None]
 
 
 def _settle_groups(wanted: Mapping[str, Any], follow: Follow) -> None:
-    """A shard group divides the ranks; no other strategy has one."""
-    ranks, group = wanted["ranks"], wanted["shard_ranks"]
+    """A shard group divides the ranks, and FSDP1's has two or more; no other strategy has one."""
+    ranks, group, impl = wanted["ranks"], wanted["shard_ranks"], wanted["impl"]
     if not wanted["strategy"].replicates:
         follow("shard_ranks", None, "")
     elif group is None:
         follow("shard_ranks", usual_shard_ranks(ranks), "")
-    elif ranks >= 1 and ranks % group:
-        nearest = max(number for number in group_choices(ranks) if number < max(2, group))
-        follow("shard_ranks", nearest, f"{ranks} ranks are not divisible by {group}")
+    elif ranks >= 1:
+        divisors = group_choices(ranks)
+        choices = divisors[1:] or divisors if impl is Implementation.FSDP1 else divisors
+        if group not in choices:
+            nearest = max((number for number in choices if number < group), default=choices[0])
+            why = f"{ranks} ranks are not divisible by {group}"
+            follow("shard_ranks", nearest, f"{impl.label} has no groups of one rank" if group in divisors else why)
 
 
 def _settle_whole_buffer(wanted: Mapping[str, Any], follow: Follow) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -13,13 +14,16 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from tests.view.test_draw import DEFICIENCIES, lab
+from tests.view.test_draw_wire import luminance
 from zeroviz.capacities import DEFAULT_RESERVE_NBYTES, parse_capacity
-from zeroviz.draw_heatmap import EXCEEDS, FITS, HATCH, heatmap_svg, paper_of, save_heatmap
+from zeroviz.draw_heatmap import HATCH, heatmap_svg, paper_of, save_heatmap
 from zeroviz.heatmap import HeatMap, Upward, build_heatmap
 from zeroviz.models import PRESETS
-from zeroviz.paper import Shape
+from zeroviz.panel import fit
+from zeroviz.panel.look import CSS
+from zeroviz.paper import BACKING, Shape
 from zeroviz.spec import Precision, RunSpec, Strategy
-from zeroviz.style import INK
+from zeroviz.style import EXCEEDS, FITS, INK, MUTED, PAGE_INKS, PAPER
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -94,11 +98,93 @@ def test_no_word_leaves_the_paper_or_covers_another(name: str) -> None:
         assert min(overlap) <= 3.5, (words, others)
 
 
-@pytest.mark.parametrize("name", DEFICIENCIES)
-def test_words_stand_out_from_every_tint(name: str) -> None:
-    """Lightness carries the words, whatever hues an eye can tell: L* of ink is about 9."""
+# ---- on a page, light or dark ----
+
+
+def inks_of(rule: str) -> dict[str, str]:
+    """The variables that a rule of the page's style sheet sets."""
+    return dict(re.findall(r"(--zv-[\w-]+): (#[0-9a-f]{6})", CSS.partition(f"{rule} {{")[2].partition("}")[0]))
+
+
+THEMES = {"light": inks_of("\n.zeroviz-explorer"), "dark": inks_of('\n[data-jp-theme-light="false"] .zeroviz-explorer')}
+
+
+def on_page(color: str, theme: str) -> str:
+    """A colour of the picture as a page of `theme` shows it; `currentColor` is what a drawing's rule says."""
+    said = PAGE_INKS[color]
+    name = "--zv-ink" if said == "currentColor" else said.removeprefix("var(").partition(",")[0]
+    return THEMES[theme][name]
+
+
+def contrast(one: str, other: str) -> float:
+    """WCAG 2's ratio, from 1 to 21."""
+    darker, lighter = sorted((luminance(one), luminance(other)))
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def over(above: str, below: str, share: float) -> str:
+    """`above` over `below` where it covers a share of it, as a browser blends two colours."""
+    pairs = [(int(above[at : at + 2], 16), int(below[at : at + 2], 16)) for at in (1, 3, 5)]
+    return "#" + "".join(f"{round(a * share + b * (1 - share)):02x}" for a, b in pairs)
+
+
+def test_a_page_has_every_ink_in_both_themes_and_is_light_by_default() -> None:
+    assert ".zeroviz-drawing { color: var(--zv-ink, #1a1a1a); }" in CSS
+    assert set(THEMES["light"]) == set(THEMES["dark"])
+    for color in PAGE_INKS:
+        assert on_page(color, "light") == color.lower()
+    assert {on_page(color, "light") for color in PAGE_INKS}.isdisjoint(on_page(color, "dark") for color in PAGE_INKS)
+    assert luminance(on_page(PAPER, "dark")) < 0.02  # black is 0
     for tint in (*FITS, *EXCEEDS):
-        assert lab(tint, DEFICIENCIES[name])[0] - lab(INK, np.eye(3))[0] > 55
+        assert luminance(on_page(tint, "dark")) < 0.15 and luminance(on_page(tint, "light")) > 0.45
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_words_are_legible_on_every_cell_of_either_theme(theme: str) -> None:
+    """4.5:1 is what WCAG asks of text. What does not fit is hatched, and its words are backed by paper: at worst they
+    stand on what shines through of a stroke of the hatch."""
+    ink, paper = on_page(INK, theme), on_page(PAPER, theme)
+    for tint in FITS:
+        assert contrast(ink, on_page(tint, theme)) >= 4.5, tint
+    for tint in EXCEEDS:
+        assert contrast(ink, on_page(tint, theme)) >= 4.5, tint
+        for below in (on_page(tint, theme), ink):
+            assert contrast(ink, over(paper, below, BACKING)) >= 4.5, tint
+    for color in (INK, MUTED):
+        assert contrast(on_page(color, theme), paper) >= 4.5
+
+
+@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("name", DEFICIENCIES)
+def test_fits_and_does_not_differ_to_any_eye_by_hue_and_without_one_by_the_hatch(name: str, theme: str) -> None:
+    for fits in FITS:
+        for exceeds in EXCEEDS:
+            seen = [lab(on_page(tint, theme), DEFICIENCIES[name]) for tint in (fits, exceeds)]
+            assert np.linalg.norm(seen[0] - seen[1]) > 14, (fits, exceeds)
+    for tint in EXCEEDS:  # 3:1 is what WCAG asks of a sign that is no text
+        assert contrast(on_page(INK, theme), on_page(tint, theme)) >= 3
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_on_a_page_every_colour_is_the_pages_and_in_a_file_none_is(name: str, tmp_path: Path) -> None:
+    heatmap = MAPS[name]
+    page, file = heatmap_svg(heatmap, on_page=True), heatmap_svg(heatmap)
+    colors = re.compile(r'(?:fill|stroke)="([^"]+)"')
+    plain = {"none", *(color for color in colors.findall(page) if color.startswith("url("))}
+    assert set(colors.findall(page)) - plain <= set(PAGE_INKS.values())
+    assert set(colors.findall(file)) - plain <= set(PAGE_INKS)
+    assert "var(" not in file and "currentColor" not in file
+    # The hatch is drawn in the page's ink, or it would be lost in a dark cell.
+    hatches = re.findall(r"<pattern.*?</pattern>", page)
+    assert hatches and all('stroke="currentColor"' in hatch for hatch in hatches)
+    # They differ in colours alone.
+    assert colors.sub("", page).replace(' class="zl"', "") == colors.sub("", file)
+    save_heatmap(heatmap, tmp_path / "map.svg")
+    assert (tmp_path / "map.svg").read_text().endswith(file)
+
+
+def test_the_page_shows_the_map_in_its_theme() -> None:
+    assert fit(batch=2).fit.picture.value == heatmap_svg(fit(batch=2).state.heatmap(), on_page=True)
 
 
 def test_files_and_names(tmp_path: Path) -> None:

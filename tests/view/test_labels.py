@@ -6,9 +6,11 @@ import re
 
 import pytest
 
+from zeroviz.dtypes_apart import Copy
 from zeroviz.labels import _CHINESE, Language, say
 from zeroviz.models import PRESETS
 from zeroviz.panel.controls import _DESCRIPTIONS
+from zeroviz.panel.dtypes import LABEL, PER
 from zeroviz.panel.panel import ExplorerPanel
 from zeroviz.panel.stage import HEADINGS, LABELS
 from zeroviz.paper import text_width
@@ -25,6 +27,7 @@ SAME = {"", "GPU", "batch"}
     "label",
     sorted({
         *(label for label, _ in _DESCRIPTIONS.values()), *HEADINGS.values(), *LABELS,
+        LABEL, PER, *(copy.value for copy in Copy),
         *(label_of(category, RunSpec(model=PRESETS["tiny"], strategy=strategy, optimizer=optimizer))
           for category in PAINT for strategy in (Strategy.DDP, Strategy.ZERO3)
           for optimizer in (Optimizer.ADAMW, Optimizer.SGD_MOMENTUM)),

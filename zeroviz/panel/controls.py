@@ -14,10 +14,11 @@ from zeroviz.facts import GPU_CAPACITY_NBYTES
 from zeroviz.implementations import PRECISIONS
 from zeroviz.labels import Language
 from zeroviz.models import PRESETS, Family, ModelShape
+from zeroviz.panel.dtypes import DtypesApart
 from zeroviz.settings import MIB, SETTINGS, BackwardPrefetch
 from zeroviz.spec import DType, Implementation, Offload, Optimizer, Precision, Strategy, UnitKind, Zero1Form
 from zeroviz.state import Explorer
-from zeroviz.toggles import group_choices
+from zeroviz.toggles import applies, group_choices
 from zeroviz.wording import parameters_text
 
 RANKS = (*range(1, 65), *(2**power * eighths // 8 for power in range(6, 12) for eighths in range(9, 17)))
@@ -83,7 +84,8 @@ VIEWS = ("zoom", "from_rest", "rank", "gpu", "in_elements", "language")
 
 
 class Controls:
-    """All controls, bound to an Explorer. `box` lays them out; `widget` finds one by its toggle's name."""
+    """All controls, bound to an Explorer. `box` lays them out; `widget` finds one by its toggle's name. `dtypes` stands
+    under the precision, which it takes apart: no toggle of its own."""
 
     def __init__(self, state: Explorer, *, leave_out: Collection[str] = ()) -> None:
         self._state = state
@@ -120,6 +122,7 @@ class Controls:
         }
         for name in leave_out:
             del self.widget[name]
+        self.dtypes = DtypesApart(state)
         rows = []
         for name, control in self.widget.items():
             label, tooltip = _DESCRIPTIONS[name]
@@ -129,6 +132,8 @@ class Controls:
                 control.description = label
             control.add_class(f"zeroviz-{css_name(name)}")
             rows.append(control)
+            if name == "precision":
+                rows.append(self.dtypes)
         self.box = widgets.Box(rows)
         self.box.add_class("zeroviz-controls")
         self.show()
@@ -179,11 +184,13 @@ class Controls:
                 if "rank" in self.widget:
                     _offer_ranks(self.widget["rank"], state)
                 models = {_model_words(model): model for model in (*PRESETS.values(), state.model)}
-                if len(models) != len(self.widget["model"].options):
+                if list(models.items()) != list(_pairs(self.widget["model"])):
                     self.widget["model"].options = list(models.items())
+                toggles = state.toggles
                 for name, control in self.widget.items():
                     control.value = self._value(name)
-                    control.disabled = not state.applies(name) or (name == "rank" and len(control.options) == 1)
+                    is_fixed = name == "rank" and len(control.options) == 1
+                    control.disabled = not applies(name, toggles) or is_fixed
             finally:
                 self._showing = False
 
@@ -211,8 +218,9 @@ class Controls:
     def words(self) -> dict[str, str]:
         """What each enabled control says on the page once the page has caught up with the Explorer."""
         said: dict[str, str] = {}
+        toggles = self._state.toggles
         for name, control in self.widget.items():
-            if not self._state.applies(name):
+            if not applies(name, toggles):
                 continue
             value = self._value(name)
             if isinstance(control, widgets.ToggleButtons | widgets.Dropdown):
@@ -221,7 +229,7 @@ class Controls:
                 said[css_name(name)] = "on" if value else "off"
             else:
                 said[css_name(name)] = str(value)
-        return said
+        return said | self.dtypes.words()
 
 
 _USUAL: dict[str, tuple[int, ...]] = {
@@ -289,7 +297,8 @@ def _offer(slider: widgets.SelectionSlider, usual: Iterable[int], value: int) ->
     """Offer the usual values, and the present one where it is not among them."""
     options = tuple(sorted({*usual, value}))
     if tuple(slider.options) != options:
-        slider.options = options
+        with slider.hold_sync():  # one message
+            slider.options, slider.value = options, value
 
 
 def _offer_ranks(choice: widgets.Dropdown, state: Explorer) -> None:

@@ -63,4 +63,4 @@ class FitSection(Section):
             super().draw()
 
     def svg(self) -> str:
-        return heatmap_svg(self._state.heatmap())
+        return heatmap_svg(self._state.heatmap(), on_page=True)

@@ -6,9 +6,11 @@ from zeroviz.draw_formula import CSS as FORMULA
 
 _PAGE = """
 .zeroviz-explorer { --zv-paper: #ffffff; --zv-ink: #1a1a1a; --zv-muted: #555555; --zv-rule: #d0d0d0;
-  --zv-track: #ececec; }
+  --zv-track: #ececec; --zv-fits-1: #eaf5fc; --zv-fits-2: #c5e4f6; --zv-fits-3: #97ceee;
+  --zv-exceeds-1: #fbe0cc; --zv-exceeds-2: #f6c49f; --zv-exceeds-3: #f0a873; }
 [data-jp-theme-light="false"] .zeroviz-explorer { --zv-paper: #1b1b1b; --zv-ink: #f2f2f2; --zv-muted: #b9b9b9;
-  --zv-rule: #4a4a4a; --zv-track: #383838; }
+  --zv-rule: #4a4a4a; --zv-track: #383838; --zv-fits-1: #143141; --zv-fits-2: #0e4666; --zv-fits-3: #075c8c;
+  --zv-exceeds-1: #4a2c14; --zv-exceeds-2: #783c0e; --zv-exceeds-3: #a64d07; }
 /* A light line would be lost on bright paint. */
 [data-jp-theme-light="false"] .zeroviz-drawing .zl { filter: drop-shadow(0 0 1.2px #000) drop-shadow(0 0 0.6px #000); }
 .zeroviz-drawing { color: var(--zv-ink, #1a1a1a); }
@@ -42,6 +44,22 @@ _PAGE = """
 .zeroviz-controls .widget-toggle-buttons .jupyter-button { width: auto; min-width: 36px; padding: 0 6px; margin: 1px; }
 .zeroviz-controls .widget-toggle-buttons .jupyter-button.mod-active { background: #0072B2; color: #fff; }
 .zeroviz-controls :disabled { cursor: not-allowed; }
+.zeroviz-controls > .zeroviz-dtypes { display: flex; flex-flow: row wrap; gap: 0 4px; overflow: hidden; }
+.zeroviz-dtypes > * { margin: 0; }
+.zeroviz-dtypes .zeroviz-dtypes-button:enabled { flex: 0 0 85px; height: 28px; line-height: 28px; padding: 0; border: 0;
+  text-align: left; background: none; box-shadow: none; color: var(--jp-ui-font-color1, #222); }
+.zeroviz-dtypes .zeroviz-dtypes-sum { flex: 1 1 0; }
+.zeroviz-dtypes .widget-html-content { font-size: 13px; line-height: 1.35; color: var(--jp-ui-font-color1, #222);
+  font-variant-numeric: tabular-nums; }
+.zeroviz-dtypes-row { flex: 1 1 100%; display: grid; grid-template-columns: repeat(4, minmax(0, 1fr)); gap: 0 8px;
+  overflow: hidden; padding: 2px; }
+.zeroviz-dtypes-row .widget-dropdown { display: flex; flex-flow: column; align-items: stretch; height: auto; margin: 0;
+  overflow: hidden; padding: 2px; }
+.zeroviz-dtypes-row .widget-dropdown .widget-label { flex: none; width: auto; font-size: 13px; line-height: 20px; }
+.zeroviz-dtypes-row .widget-dropdown select { flex: none; width: 100%; }
+.zeroviz-dtypes .zeroviz-dtypes-button:focus:not(:focus-visible) { outline: none; }
+.zeroviz-dtypes .zeroviz-dtypes-asides { flex: 1 1 100%; padding: 0 4px; }
+@container (max-width: 1079px) { .zeroviz-controls > .zeroviz-dtypes:has(> .mod-active) { flex-basis: 100%; } }
 .zeroviz-explorer button:focus-visible, .zeroviz-explorer select:focus-visible, .zeroviz-explorer input:focus-visible,
 .zeroviz-explorer .noUi-handle:focus-visible { outline: 3px solid #E69F00; outline-offset: 1px; }
 .zeroviz-bar { gap: 8px; align-items: center; flex-wrap: wrap; overflow: hidden; padding: 2px; }
@@ -197,6 +215,9 @@ ACCESS_JS = """
       const readout = control.querySelector('.widget-readout');
       if (label && handle) handle.setAttribute('aria-label', label.textContent);
       if (readout && handle) handle.setAttribute('aria-valuetext', readout.textContent);
+    });
+    root.querySelectorAll('.widget-toggle-button:is(.zeroviz-dtypes-button, .zeroviz-heading)').forEach((part) => {
+      part.setAttribute('aria-expanded', part.classList.contains('mod-active'));
     });
   });
   if (window.zerovizMend) return mend();

@@ -27,6 +27,11 @@ class ExplorerPanel(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no 
 
     def __init__(self, state: Explorer) -> None:
         self.state = state
+        # Pictures come first of all that observes, so that they are the first message a toggle sends; but a question
+        # hides them before they are there.
+        self.guessing = Guessing(state)
+        state.observe(lambda _: self._hide(), ["guessing", "asked", "guess_nbytes", "predicted"])
+        state.observe(lambda _: self.draw(), ["predicted", "measured", "earlier", *VIEWS])
         self.controls = Controls(state)
         self.run_button = _button("Run on cluster", "Run this very state on real processes and measure it", "run")
         self.stop_button = _button("Stop", "Stop the run and every process of the cluster", "stop")
@@ -39,7 +44,6 @@ class ExplorerPanel(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no 
         self.advice = AdviceSection(state)
         self.pinned = Pinned(state)
         self.take = TakeAway(state, self.stage)
-        self.guessing = Guessing(state)
         self.shortcuts = Shortcuts(state, self.guessing.switch)
         self.intake = Intake(state)
         self.tables = widgets.HTML()
@@ -60,13 +64,12 @@ class ExplorerPanel(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no 
         self._drawn: tuple[Any, ...] = ()
         self.draw()
         self.tell()
-        state.observe(self._changed, ["predicted", "measured", "earlier", *VIEWS])
-        state.observe(lambda _: self._hide(), ["guessing", "asked", "guess_nbytes", "predicted"])
-        state.observe(lambda _: self.tell(), ["run_state", "message", "notice", "error"])
+        told = ("predicted", "measured", "earlier", *VIEWS, "run_state", "message", "notice", "error")
+        state.observe(lambda _: self.tell(), told)
 
-    def _changed(self, _: Any) -> None:
-        self.draw()
-        self.tell()
+    def __repr__(self) -> str:
+        """What a notebook shows in the widget's place without a kernel: not all widgets of it, one in another."""
+        return "The zeroviz explorer: live where a kernel runs."
 
     def _hide(self) -> None:
         """The numbers are out of sight, and out of a screen reader's, while a question waits for its guess."""
@@ -84,8 +87,11 @@ class ExplorerPanel(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no 
                 return
             self._drawn = shown
             scene = state.scene()
-            self.stage.draw(scene)
-            self.tables.value = tables_html(scene, state.predicted, state.measured, earlier=state.earlier)
+
+            def draw_tables() -> None:
+                self.tables.value = tables_html(scene, state.predicted, state.measured, earlier=state.earlier)
+
+            self.stage.draw(scene, and_later=draw_tables)
 
     def tell(self) -> None:
         """Say what the cluster does and what was refused, and enable what can be pressed."""

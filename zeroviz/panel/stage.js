@@ -35,6 +35,48 @@ function mark(name, parent, attributes) {
   return made;
 }
 
+// Words, unless they stand there already: the same ones put anew would be laid out anew.
+function put(holder, words) {
+  if (holder.textContent !== words) holder.textContent = words;
+}
+
+// Make `old` what `fresh` is and touch only what differs: from state to state most of a picture's words stay, and to lay
+// all of them out anew takes longer than everything else together.
+function become(old, fresh) {
+  if (old.nodeType !== fresh.nodeType || old.nodeName !== fresh.nodeName) return void old.replaceWith(fresh);
+  if (old.nodeType === Node.TEXT_NODE) {
+    if (old.data !== fresh.data) old.data = fresh.data;
+    return;
+  }
+  for (const { name, value } of fresh.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+  if (old.attributes.length > fresh.attributes.length)
+    for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name)) old.removeAttribute(name);
+  let [before, after] = [old.firstChild, fresh.firstChild];
+  while (before && after) {
+    const [later, next] = [before.nextSibling, after.nextSibling];
+    become(before, after);
+    [before, after] = [later, next];
+  }
+  while (before) {
+    const later = before.nextSibling;
+    before.remove();
+    before = later;
+  }
+  while (after) {
+    const next = after.nextSibling;
+    old.append(after);
+    after = next;
+  }
+}
+
+function show(card, html) {
+  const template = document.createElement("template");
+  template.innerHTML = html;
+  const [old, fresh] = [card.firstChild, template.content.firstChild];
+  if (old && fresh) become(old, fresh);
+  else card.replaceChildren(template.content);
+}
+
 // The first place of an ascending list that is beyond x.
 function first(list, x) {
   let low = 0;
@@ -99,7 +141,7 @@ class Stage {
   fold() {
     for (const [name, section] of Object.entries(this.sections)) {
       const open = this.model.get("is_open")[name];
-      section.heading.textContent = `${open ? "▾" : "▸"} ${this.model.get("headings")[name]}`;
+      put(section.heading, `${open ? "▾" : "▸"} ${this.model.get("headings")[name]}`);
       section.heading.setAttribute("aria-expanded", String(open));
       section.classList.toggle("zeroviz-closed", !open);
     }
@@ -311,13 +353,14 @@ class Stage {
     const { model } = this;
     for (const name of PICTURES) {
       if (!this.read(name)) continue;
-      this.cards[name].innerHTML = this.data[name].svg ?? "";
+      this.overlays[name]?.remove();
       this.overlays[name] = null;
+      show(this.cards[name], this.data[name].svg ?? "");
     }
     this.read("frames");
     this.frames = this.data.frames;
     this.fold();
-    for (const [label, button] of Object.entries(this.named)) button.textContent = model.get("labels")[label] || label;
+    for (const [label, button] of Object.entries(this.named)) put(button, model.get("labels")[label] || label);
     this.slider.max = Math.max(0, (this.frames.words?.length ?? 1) - 1);
     this.go(this.cursor, false);
     this.root.dataset.version = model.get("version");
@@ -357,7 +400,7 @@ class Stage {
     this.onFilm(now);
     this.onBars(now);
     this.onMap(now);
-    this.words.textContent = `${now} of ${count - 1}: ${frames.words[now]}`;
+    put(this.words, `${now} of ${count - 1}: ${frames.words[now]}`);
     this.slider.value = now;
     this.slider.setAttribute("aria-valuetext", frames.words[now]);
     this.root.dataset.cursor = now;
@@ -410,11 +453,12 @@ class Stage {
 
   tellHeld(now) {
     const { categories, held, unit } = this.frames;
-    this.held.textContent = categories
+    const words = categories
       .map((name, number) => [name, held[now][number]])
       .filter(([, nbytes]) => nbytes)
       .map(([name, nbytes]) => `${name} ${amount(nbytes, unit)}`)
       .join(" · ");
+    put(this.held, words);
   }
 
   remove() {

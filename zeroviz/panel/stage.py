@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -75,21 +75,22 @@ class Stage(anywidget.AnyWidget):
     seen = traitlets.List(traitlets.Unicode(), None, allow_none=True).tag(sync=True)
     """Pictures within the window, as the page says; None before it does. A toggle draws these at once."""
     has_due = traitlets.Bool(False).tag(sync=True)
-    """Whether others wait to be drawn: until they come into sight, or the page has nothing else to do and asks."""
+    """Whether something waits to be drawn: until it comes into sight, or the page has nothing else to do and asks."""
 
     def __init__(self, state: Explorer) -> None:
         self._state = state
         self._scene: Scene | None = None
         self._due: list[str] = []
+        self._later: Callable[[], None] | None = None
         self._number = 0
         super().__init__()
         self.observe(lambda _: self.draw(state.scene()), "is_open")
         self.observe(lambda _: self._draw_due(self.seen or ()), "seen")
         self.on_msg(lambda _, message, __: self._told(message))
 
-    def draw(self, scene: Scene) -> None:
+    def draw(self, scene: Scene, and_later: Callable[[], None] | None = None) -> None:
         """Send `scene`, which is the state's, and what else it shows now; what is closed is not drawn, and what is out
-        of sight later."""
+        of sight later, with `and_later`, what the page draws below the pictures."""
         with self._state.lock, self.hold_sync():
             say = self._state.say
             self.headings = {name: say(heading) for name, heading in HEADINGS.items()}
@@ -97,12 +98,20 @@ class Stage(anywidget.AnyWidget):
             self._scene = scene
             self._number += 1
             self._due = ["bars", *(picture for name, picture in PICTURE_OF.items() if self.is_open[name])]
-            self._draw_due(self._due if self.seen is None else self.seen)
+            self._later = and_later
+            if self.seen is None:
+                self.draw_rest()
+            else:
+                self._draw_due(self.seen)
             self.version += 1
 
     def draw_rest(self) -> None:
-        """Draw what is out of sight."""
-        self._draw_due(self._due)
+        """Draw what is out of sight, and below the pictures."""
+        with self._state.lock:
+            later, self._later = self._later, None
+            self._draw_due(self._due)
+            if later is not None:
+                later()
 
     def _draw_due(self, names: Iterable[str]) -> None:
         """Of what waits to be drawn, what is named."""
@@ -110,7 +119,7 @@ class Stage(anywidget.AnyWidget):
             for name in [name for name in self._due if name in names]:
                 self._draw(name)
                 self._due.remove(name)
-            self.has_due = bool(self._due)
+            self.has_due = bool(self._due) or self._later is not None
 
     def _draw(self, name: str) -> None:
         """One picture. `of`: which state's it is, so that the page joins only those of one state."""

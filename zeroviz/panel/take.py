@@ -39,6 +39,14 @@ class File(NamedTuple):
     content: bytes
 
 
+class Drawing(NamedTuple):
+    """How a picture is laid out, what it is laid out of as the state stands, what an SVG of it is called."""
+
+    paper_of: Callable[[Any], Paper]
+    scene_of: Callable[[], Any]
+    svg_name: str
+
+
 class TakeAway(Section):
     """A choice of files, a button, and the state in words for a notebook and a shell."""
 
@@ -64,22 +72,27 @@ class TakeAway(Section):
         )
 
 
-def _pictures(state: Explorer) -> dict[str, Callable[[], File]]:
-    papers: dict[str, tuple[Callable[[Any], Paper], Callable[[], Any], str]] = {
-        "bars": (draw.paper_of, state.scene, draw.NAME),
-        "map": (draw_shard_map.paper_of, lambda: build_shard_map(state.spec), draw_shard_map.NAME),
-        "film": (draw_timeline.paper_of, state.timeline, draw_timeline.NAME),
-        "wire": (draw_wire.paper_of, state.wire, draw_wire.NAME),
+def drawings(state: Explorer) -> dict[str, Drawing]:
+    """The pictures of `state` that stand by themselves, by name."""
+    return {
+        "bars": Drawing(draw.paper_of, state.scene, draw.NAME),
+        "map": Drawing(draw_shard_map.paper_of, lambda: build_shard_map(state.spec), draw_shard_map.NAME),
+        "film": Drawing(draw_timeline.paper_of, state.timeline, draw_timeline.NAME),
+        "wire": Drawing(draw_wire.paper_of, state.wire, draw_wire.NAME),
     }
 
+
+def _pictures(state: Explorer) -> dict[str, Callable[[], File]]:
+    known = drawings(state)
+
     def picture(name: str, kind: str) -> File:
-        paper_of, scene_of, svg_name = papers[name]
+        paper_of, scene_of, svg_name = known[name]
         scene = scene_of()
         return File(f"zeroviz-{name}.{kind}", _MIME[kind], paper_of(scene).file(kind, svg_name, scene.sentence))
 
     return {
         f"{name} as {kind.upper()}": lambda name=name, kind=kind: picture(name, kind)  # type: ignore[misc]
-        for name in papers
+        for name in known
         for kind in FILE_FORMATS
     }
 
