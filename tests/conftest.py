@@ -33,13 +33,13 @@ WITNESSES = (
     "zero_redundancy",
 )  # fmt: skip
 OURS = ("activations_exact", "checkpoint", "counted_exact", "meter", "parity", "probe", "rank")
-ONE_OF = {**dict.fromkeys(WITNESSES, 20), **dict.fromkeys(OURS, 8)}
+ONE_OF = {**dict.fromkeys(WITNESSES, 20), **dict.fromkeys(OURS, 12)}
 """Files of which a clean machine runs a part, to be done in half an hour: other people's implementations, and what our
 own does in more cells than a sample needs. One of how many cells runs."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of the grids every twentieth or eighth cell, and of each test at least one.
+    """Of the grids every twentieth or twelfth cell, and of each test at least one.
 
     `ZEROVIZ_WHOLE_GRID=1 make test` runs them all. Which cells differs from test to test, so that models, ranks and
     recipes all occur.
