@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from zeroviz.dtypes_apart import Copy, dtypes_of
 from zeroviz.models import Family, ModelShape
 from zeroviz.partition import plan_for
 from zeroviz.spec import DType, Implementation, Offload, Optimizer, RunSpec, Zero1Form
@@ -31,15 +32,15 @@ def counters_text(spec: RunSpec, nbytes: int) -> str:
 
 def recipe_sum(spec: RunSpec, per: str) -> str:
     """What a parameter costs when nothing is sharded: `2 param + 2 grad + 4 master + 8 Adam = 16 bytes/param`."""
-    dtypes = spec.recipe
-    parts = [f"{dtypes.param.itemsize} param", f"{dtypes.grad.itemsize} grad"]
-    if dtypes.master:
-        parts.append(f"{dtypes.master.itemsize} master")
-    if dtypes.num_moments:
-        name = "Adam" if dtypes.num_moments == 2 else "momentum"
-        parts.append(f"{dtypes.num_moments * dtypes.moments.itemsize} {name}")
-    scales = " and scales" if dtypes.moments is DType.INT8 else ""
-    return f"{' + '.join(parts)} = {dtypes.bytes_per_param} {per}{scales}"
+    dtypes, num_moments = dtypes_of(spec), spec.recipe.num_moments
+    name = "Adam" if num_moments == 2 else "momentum"
+    names = {Copy.PARAM: "param", Copy.GRAD: "grad", Copy.MASTER: "master", Copy.MOMENTS: name}
+    widths = {copy: dtype.itemsize for copy, dtype in dtypes.items() if dtype}
+    if num_moments:
+        widths[Copy.MOMENTS] *= num_moments
+    parts = " + ".join(f"{width} {names[copy]}" for copy, width in widths.items())
+    scales = " and scales" if dtypes[Copy.MOMENTS] is DType.INT8 else ""
+    return f"{parts} = {sum(widths.values())} {per}{scales}"
 
 
 def parameters_text(model: ModelShape) -> str:

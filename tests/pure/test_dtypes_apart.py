@@ -18,6 +18,7 @@ from zeroviz.models import PRESETS
 from zeroviz.predict import predict
 from zeroviz.spec import DType, Implementation, Offload, Optimizer, Precision, RunSpec, Strategy
 from zeroviz.toggles import settle, spec_of, toggles_of
+from zeroviz.wording import recipe_sum
 
 HELD = {
     Copy.PARAM: (Category.SHARDED_PARAM, Category.UNSHARDED_PARAM),
@@ -219,6 +220,7 @@ def test_the_sum_is_the_recipes_but_for_a_master_that_one_library_always_keeps()
             always = impl is Implementation.DEEPSPEED and strategy is not Strategy.DDP
             extra = 4 if always and not spec.recipe.master else 0
             assert total == spec.recipe.bytes_per_param + extra
+            assert f" = {total} bytes" in recipe_sum(spec, "bytes"), "every table says the same"
 
 
 def test_a_recipe_with_a_name_is_called_by_it() -> None:

@@ -50,7 +50,8 @@ function become(old, fresh) {
   }
   for (const { name, value } of fresh.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
   if (old.attributes.length > fresh.attributes.length)
-    for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name)) old.removeAttribute(name);
+    for (const { name } of [...old.attributes]) // what the reader has opened stays open
+      if (!fresh.hasAttribute(name) && name !== "open") old.removeAttribute(name);
   let [before, after] = [old.firstChild, fresh.firstChild];
   while (before && after) {
     const [later, next] = [before.nextSibling, after.nextSibling];
