@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import isqrt
 from typing import Any
 
 from zeroviz.implementations import PAIRS, PRECISIONS, has_option
@@ -88,7 +89,8 @@ def applies(name: str, toggles: Mapping[str, Any]) -> bool:
 
 def group_choices(ranks: int) -> tuple[int, ...]:
     """How many of `ranks` ranks can shard together: its divisors."""
-    return tuple(number for number in range(1, ranks + 1) if ranks % number == 0)
+    small = [number for number in range(1, isqrt(max(0, ranks)) + 1) if ranks % number == 0]
+    return (*small, *(ranks // number for number in reversed(small) if number * number != ranks))
 
 
 def usual_shard_ranks(ranks: int) -> int:

@@ -20,6 +20,7 @@ from zeroviz.partition import buffers_for, padded_numel, shard_bounds
 from zeroviz.predict import predict
 from zeroviz.rank_trace import alike, rank_from_dict, rank_to_dict
 from zeroviz.spec import Precision, RunSpec, Strategy, parse_enum
+from zeroviz.toggles import group_choices
 from zeroviz.trace import Category
 from zeroviz.wire import Collective, WireTotal
 
@@ -264,3 +265,9 @@ def test_clipping_holds_two_numbers_and_nothing_when_it_is_over(strategy: Strate
             most = max(most, held)
     assert (held, most) == (0, 8)
     rank.check()
+
+
+def test_the_choices_of_a_group_are_the_divisors_of_however_many_ranks() -> None:
+    for ranks in range(-1, 400):
+        assert group_choices(ranks) == tuple(number for number in range(1, ranks + 1) if ranks % number == 0)
+    assert len(group_choices(10**12)) == 13 * 13  # 2^12 5^12: a loop as long as the square root
