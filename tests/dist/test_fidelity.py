@@ -20,7 +20,7 @@ from zeroviz.spec import RunSpec
 from zeroviz.trace import Origin, merge, rank_from_dict
 
 pytestmark = pytest.mark.dist
-STRIDE = 211
+STRIDE = 143
 
 
 def load_grid() -> ModuleType:
