@@ -140,11 +140,15 @@ def test_real_ranks_hold_what_was_rehearsed(rank_pool: RankPool, model: str, ran
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_real_ranks_hold_what_was_rehearsed_of_gpt2(rank_pool: RankPool, ranks: int) -> None:
-    for strategy, precision in ((Strategy.ZERO3, Precision.FP32), (Strategy.SHARD_GRAD_OP, Precision.BF16_MIXED)):
-        spec = RunSpec(model=PRESETS["gpt2"], ranks=ranks, strategy=strategy, precision=precision, seq=33, steps=2)
-        for got, want in zip(rehearse(spec).ranks, live(rank_pool, spec), strict=True):
-            assert_same_events(got, want, (spec, got.rank))
+@pytest.mark.parametrize(
+    ("strategy", "precision"), [(Strategy.ZERO3, Precision.FP32), (Strategy.SHARD_GRAD_OP, Precision.BF16_MIXED)]
+)
+def test_real_ranks_hold_what_was_rehearsed_of_gpt2(
+    rank_pool: RankPool, ranks: int, strategy: Strategy, precision: Precision
+) -> None:
+    spec = RunSpec(model=PRESETS["gpt2"], ranks=ranks, strategy=strategy, precision=precision, seq=33, steps=2)
+    for got, want in zip(rehearse(spec).ranks, live(rank_pool, spec), strict=True):
+        assert_same_events(got, want, (spec, got.rank))
 
 
 def test_a_large_model_takes_no_memory() -> None:
