@@ -11,9 +11,12 @@ on the recipe, but not on batch, seq or N. So with all these fixed, what is held
 
 with G in place of N under HYBRID_SHARD, q = ceil(s / 2048), the scales of a quantized moment, l = ceil(s / slices),
 
-and the peak is the largest of the step's forms, the first of them where several are equal. Every variable is at least
-1. So a moment whose coefficients are nowhere above those of another one is never larger, and it is no candidate if the
-other is earlier, or larger somewhere: of the thousands of moments of a step about ten are left, whatever the model.
+and the peak is the largest of the step's forms, the first of them where several are equal. The variables are ordered:
+n >= seq >= 1, and w >= s >= 1; of two units the larger one's w - s, s and q are no less than the smaller one's. So a
+form can be written by the steps n - seq, seq - 1, 1, (w - s) - (w - s of the next smaller unit) and so on, of which
+none is below 0. A moment whose coefficients of these are nowhere above those of another one is never larger. It is no
+candidate if the other is earlier, or always larger, by a step that is never 0: of the thousands of moments of a step
+about ten are left, whatever the model.
 
 [Note: repeats] Blocks are alike, so stretches of a step repeat: a pattern of changes with the net D, r times. At one
 place of the pattern the repetitions hold base, base + D, ..., base + (r - 1) D. Whatever the sign of D, the largest of
@@ -135,9 +138,9 @@ def moments_of(spec: RunSpec) -> Moments:
 @lru_cache(maxsize=2048)
 def _moments(order: Order, recipe: Recipe) -> Moments:
     step = outline(order)
-    width = NUM_FIXED + NUM_PER_SIZE * len(step.sizes)
-    pieces = [_piece(token, step, order, recipe, width) for token in step.tokens]
-    walk = _Walk(_rest(step, order, recipe, width), width)
+    steps = _Steps(tuple(slot for slot, _ in sorted(enumerate(step.sizes), key=lambda pair: pair[1])))
+    pieces = [_piece(token, step, order, recipe, steps) for token in step.tokens]
+    walk = _Walk(_rest(step, order, recipe, steps.width), steps)
     for run in step.runs:
         held, total = walk.held, walk.total
         for position in range(run.start, run.start + run.period):
@@ -147,19 +150,53 @@ def _moments(order: Order, recipe: Recipe) -> Moments:
             last = run.start + (run.count - 1) * run.period
             for position in range(last, last + run.period):
                 walk.visit(pieces[step.sequence[position]], position)
-    return Moments(step, walk.found)
+    # Their totals by the variables again: what they hold.
+    found = ((_sum(moment.held.values(), steps.width), moment.held, moment.position) for moment in walk.found)
+    return Moments(step, tuple(Moment(*each) for each in found))
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """Forms by the steps between the ordered variables, see [Note: linear moments]. smallest_first: the slots of the
+    unit sizes, by their elements."""
+
+    smallest_first: tuple[int, ...]
+
+    @property
+    def width(self) -> int:
+        """How many coefficients a form has, by the variables and by the steps alike."""
+        return NUM_FIXED + NUM_PER_SIZE * len(self.smallest_first)
+
+    def of(self, form: Form) -> Form:
+        """Coefficients of n - seq, seq - 1, 1; then, for each size, of what w - s, s and q have more than the next
+        smaller one, and of l."""
+        n, seq, one, *_ = form
+        sizes: list[tuple[int, ...]] = []
+        over = shards = scales = 0
+        for slot in reversed(self.smallest_first):  # what a small unit has, the larger ones have too
+            w, s, q, slices = form[NUM_FIXED + NUM_PER_SIZE * slot :][:NUM_PER_SIZE]
+            over, shards, scales = over + w, shards + w + s, scales + q
+            sizes.append((over, shards, scales, slices))
+        return (n, n + seq, n + seq + one, *chain.from_iterable(reversed(sizes)))
+
+    def is_above(self, total: Form, other: Form) -> bool:
+        """Whether a form that is nowhere below the other one is above it by a step that is never 0: the constant, the
+        smallest unit's s, or a slice."""
+        lasting = (CONSTANT, NUM_FIXED + SHARD, *range(NUM_FIXED + SLICE, self.width, NUM_PER_SIZE))
+        return any(total[i] > other[i] for i in lasting if i < self.width)
 
 
 class _Walk:
     """What is held so far, and the moments that no other one rules out. See [Note: linear moments].
 
     `held` and `total` are replaced and never changed, so a candidate may keep them: (total, what was held, what came to
-    it, position).
+    it, position). Totals are by steps, what is held by variables.
     """
 
-    def __init__(self, held: Mapping[Category, Form], width: int) -> None:
+    def __init__(self, held: Mapping[Category, Form], steps: _Steps) -> None:
+        self.steps = steps
         self.held = held
-        self.total = _sum(held.values(), width)
+        self.total = steps.of(_sum(held.values(), steps.width))
         self.candidates: list[tuple[Form, Mapping[Category, Form], Mapping[Category, Form], int]] = [
             (self.total, held, {}, AT_REST)
         ]
@@ -175,12 +212,16 @@ class _Walk:
         self.total = tuple(map(add, self.total, total))
 
     def consider(self, held: Mapping[Category, Form], total: Form, position: int) -> None:
-        """Take a later moment up, at `held` more than now, unless one before is everywhere at least as large."""
+        """Take a later moment up, at `held` more than now, unless one before is never smaller."""
         total = tuple(map(add, self.total, total))
         for candidate in reversed(self.candidates):
             if all(map(ge, candidate[0], total)):
                 return
-        self.candidates = [candidate for candidate in self.candidates if not all(map(ge, total, candidate[0]))]
+        self.candidates = [
+            candidate
+            for candidate in self.candidates
+            if not (all(map(ge, total, candidate[0])) and self.steps.is_above(total, candidate[0]))
+        ]
         self.candidates.append((total, self.held, held, position))
 
     def visit(self, piece: _Piece, position: int) -> None:
@@ -201,18 +242,20 @@ class _Walk:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """What a token changes: its net, and the moments within it that can be its largest, counted from its start."""
+    """What a token changes: its net, and the moments within it that can be its largest, counted from its start. Totals
+    are by steps, as a walk's are."""
 
     net: Mapping[Category, Form]
     net_total: Form
     crests: tuple[Moment, ...]
 
 
-def _summarize(changes: Iterable[tuple[Category, Form]], width: int) -> _Piece:
-    walk = _Walk({}, width)
+def _summarize(changes: Iterable[tuple[Category, Form]], steps: _Steps) -> _Piece:
+    walk = _Walk({}, steps)
     for category, form in changes:
-        walk.consider({category: form}, form, 0)
-        walk.change({category: form}, form)
+        held, total = {category: form}, steps.of(form)
+        walk.consider(held, total, 0)
+        walk.change(held, total)
     # The start holds nothing: it is the moment before the token, which has been considered.
     return _Piece(walk.held, walk.total, tuple(moment for moment in walk.found if moment.held))
 
@@ -241,16 +284,16 @@ def _rest(step: Outline, order: Order, recipe: Recipe, width: int) -> dict[Categ
     return {category: form for category, form in rest.items() if category.on_device}
 
 
-def _piece(token: Token, step: Outline, order: Order, recipe: Recipe, width: int) -> _Piece:
-    """What `zeroviz.bookings` books for this token, as forms of `width` coefficients."""
+def _piece(token: Token, step: Outline, order: Order, recipe: Recipe, steps: _Steps) -> _Piece:
+    """What `zeroviz.bookings` books for this token, as forms."""
     if token.sublayer or token.released or token.op in (OpKind.LOAD_BATCH, OpKind.DROP_BATCH):
-        return _compute_piece(token, order.model, recipe, width)
+        return _compute_piece(token, order.model, recipe, steps)
     param, grad, ends = recipe.param.itemsize, recipe.grad.itemsize, last_wait(order.strategy)
     strategy, shards_grad = order.strategy, order.strategy.shards_grad
     whole = NUM_FIXED + NUM_PER_SIZE * token.slot
 
     def change(category: Category, itemsize: int, at: int = whole) -> tuple[Category, Form]:
-        return category, tuple(itemsize if i == at else 0 for i in range(width))
+        return category, tuple(itemsize if i == at else 0 for i in range(steps.width))
 
     changes: list[tuple[Category, Form]] = []
     match token.op:
@@ -260,7 +303,7 @@ def _piece(token: Token, step: Outline, order: Order, recipe: Recipe, width: int
             changes = [change(Category.UNSHARDED_PARAM, -param)]
         case OpKind.DROP_GRAD:
             place = RestPlaces.of(strategy, order.offload, recipe).grad
-            changes = [(place, tuple(map(neg, _rest(step, order, recipe, width)[place])))]
+            changes = [(place, tuple(map(neg, _rest(step, order, recipe, steps.width)[place])))]
         case OpKind.BACKWARD:  # the unit's buffer, see `Token.begins`
             changes = [change(Category.UNSHARDED_GRAD, grad)]
         case OpKind.REDUCE_GRAD if token.begins:
@@ -281,11 +324,11 @@ def _piece(token: Token, step: Outline, order: Order, recipe: Recipe, width: int
                     for slot in slots
                 ]
             changes += [(category, tuple(map(neg, form))) for category, form in changes]
-    return _summarize(changes, width)
+    return _summarize(changes, steps)
 
 
 @lru_cache(maxsize=4096)
-def _compute_piece(token: Token, model: ModelShape, recipe: Recipe, width: int) -> _Piece:
+def _compute_piece(token: Token, model: ModelShape, recipe: Recipe, steps: _Steps) -> _Piece:
     """A sublayer's forward or backward, what is let go after it, or the batch."""
     if token.op in (OpKind.LOAD_BATCH, OpKind.DROP_BATCH):
         sign = 1 if token.op is OpKind.LOAD_BATCH else -1
@@ -303,8 +346,8 @@ def _compute_piece(token: Token, model: ModelShape, recipe: Recipe, width: int) 
             for (category, one), (_, two), (_, four) in zip(*probes, strict=True)
             for n, seq in ((two - one, four - two),)
         ]
-    padding = (0,) * (width - NUM_FIXED)
-    return _summarize([(category, (*form, *padding)) for category, form in changes], width)
+    padding = (0,) * (steps.width - NUM_FIXED)
+    return _summarize([(category, (*form, *padding)) for category, form in changes], steps)
 
 
 def input_form(model: ModelShape, recipe: Recipe) -> Form:

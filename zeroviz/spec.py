@@ -40,6 +40,15 @@ __all__ = [
 
 EnumT = TypeVar("EnumT", bound=Enum)
 MAX_DIVISORS = 12  # named in a refusal
+_WHOLE_NUMBERS = (
+    ("ranks", 1, 2**20),
+    ("batch", 1, 2**40),
+    ("seq", 1, 2**40),
+    ("prefetch", 0, 2**20),
+    ("accumulation", 1, 64),
+    ("steps", 2, 10**6),
+    ("seed", 0, 2**63 - 1),
+)  # of a spec: the least and the most
 
 
 def parse_enum(kind: type[EnumT], text: str, what: str) -> EnumT:
@@ -107,16 +116,9 @@ class RunSpec:
         if self.grad_dtype is self.precision.grad:
             # One way to say a thing: specs that mean the same are equal.
             object.__setattr__(self, "grad_dtype", None)
-        for name, least, most in (
-            ("ranks", 1, 2**20),
-            ("batch", 1, 2**40),
-            ("seq", 1, 2**40),
-            ("prefetch", 0, 2**20),
-            ("accumulation", 1, 64),
-            ("steps", 2, 10**6),
-            ("seed", 0, 2**63 - 1),
-        ):
-            value = getattr(self, name)
+        given = self.__dict__
+        for name, least, most in _WHOLE_NUMBERS:
+            value = given[name]
             if type(value) is not int or not least <= value <= most:  # True is an int, but no number
                 raise SpecError(f"{name} is {value!r}; it must be a whole number from {least} to {most}.")
         if not isinstance(self.async_reduce, bool):
