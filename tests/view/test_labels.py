@@ -9,17 +9,17 @@ import pytest
 from zeroviz.dtypes_apart import Copy
 from zeroviz.labels import _CHINESE, Language, say
 from zeroviz.models import PRESETS
-from zeroviz.panel.controls import _DESCRIPTIONS
+from zeroviz.panel.controls import _CHOICES, _DESCRIPTIONS, OVERLAP
 from zeroviz.panel.dtypes import LABEL, PER
 from zeroviz.panel.panel import ExplorerPanel
 from zeroviz.panel.stage import HEADINGS, LABELS
 from zeroviz.paper import text_width
-from zeroviz.spec import Optimizer, Precision, RunSpec, Strategy
+from zeroviz.spec import Implementation, Optimizer, Precision, RunSpec, Strategy, UnitKind
 from zeroviz.state import Explorer
 from zeroviz.style import PAINT, label_of
 
 CHINESE = Language.CHINESE
-SAME = {"", "GPU", "batch"}
+SAME = {"", "GPU", "batch", "fp32", "bf16", "0.1", "1", "10"}
 """What is called so in Chinese texts too."""
 
 
@@ -28,6 +28,7 @@ SAME = {"", "GPU", "batch"}
     sorted({
         *(label for label, _ in _DESCRIPTIONS.values()), *HEADINGS.values(), *LABELS,
         LABEL, PER, *(copy.value for copy in Copy),
+        OVERLAP, *(label for choices in _CHOICES.values() for label, _ in choices),
         *(label_of(category, RunSpec(model=PRESETS["tiny"], strategy=strategy, optimizer=optimizer))
           for category in PAINT for strategy in (Strategy.DDP, Strategy.ZERO3)
           for optimizer in (Optimizer.ADAMW, Optimizer.SGD_MOMENTUM)),
@@ -69,6 +70,13 @@ def test_the_switch_moves_labels_and_no_figure() -> None:
     assert (page.run_button.description, page.stage.headings["map"]) == ("在集群上运行", "谁持有什么")
     assert page.take.button.description == "▸ 带走" and page.advice.heading == "先减什么"
     assert "激活" in page.stage.frames["categories"]
+    unit = page.controls.widget["unit"]
+    assert [label for label, _ in unit.options] == ["整个模型", "块", "层"] and unit.value is page.state.unit
+    assert page.controls.widget["async_reduce"].description == "归约与计算重叠"
+    assert page.controls.words()["unit"] == "块"  # as the page says it: the Run button waits for these words
+    page.state.choose(unit=UnitKind.LAYER, impl=Implementation.FSDP1)
+    assert unit.label == "层" and page.controls.widget["backward_prefetch"].label.endswith("默认")
+    page.state.choose(unit=UnitKind.BLOCK, impl=Implementation.OWN, precision=Precision.BF16_MIXED)
     page.controls.widget["language"].value = Language.ENGLISH
     assert {name: getattr(page.stage, name)["svg"] for name in before} == before
     assert page.run_button.description == "Run on cluster" and page.take.button.description == "▸ Take it away"

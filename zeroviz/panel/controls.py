@@ -30,8 +30,22 @@ SEQS = tuple(2**power for power in range(4, 18))
 UNSET = ""
 """What a control shows for None, which to a widget means that nothing is chosen."""
 
-_CLIPS: tuple[tuple[str, Any], ...] = (("off", UNSET), ("0.1", 0.1), ("1", 1.0), ("10", 10.0))
-_UNITS = (("whole model", UnitKind.MODEL), ("block", UnitKind.BLOCK), ("layer", UnitKind.LAYER))
+Choices = tuple[tuple[str, Any], ...]
+"""What is chosen among: (label, value)."""
+_CLIPS: Choices = (("off", UNSET), ("0.1", 0.1), ("1", 1.0), ("10", 10.0))
+_CHOICES: dict[str, Choices] = {
+    "unit": (("whole model", UnitKind.MODEL), ("block", UnitKind.BLOCK), ("layer", UnitKind.LAYER)),
+    "grad_dtype": (("as precision", UNSET), ("fp32", DType.FP32), ("bf16", DType.BF16)),
+    "checkpointing": (("nothing", False), ("blocks", True)),
+    "offload": tuple((place.value, place) for place in Offload),
+    "clip_norm": _CLIPS,
+    "no_sync": (("as usual", UNSET), ("in the last", True), ("in each", False)),
+    "zoom": (("to DDP's peak", False), ("to the longest bar", True)),
+    "from_rest": (("from zero", False), ("from rest", True)),
+    "in_elements": (("bytes", False), ("elements", True)),
+}
+"""Whose labels are said in the page's language; all others are names."""
+OVERLAP = "overlap reduction and compute"
 _DESCRIPTIONS = {
     "impl": ("code", "Whose code runs the step: our own, or a library's"),
     "strategy": ("strategy", "What is sharded: nothing, optimizer state, gradients too, parameters too"),
@@ -97,27 +111,27 @@ class Controls:
             "shard_ranks": widgets.SelectionSlider(options=(1,)),
             "precision": _buttons((recipe.value, recipe) for recipe in Precision),
             "model": widgets.Dropdown(options=[(_model_words(model), model) for model in PRESETS.values()]),
-            "unit": _buttons(_UNITS),
+            "unit": _buttons(_CHOICES["unit"]),
             "blocks": widgets.IntSlider(min=1, max=1),
             "batch": widgets.SelectionSlider(options=BATCHES),
             "seq": widgets.SelectionSlider(options=SEQS),
             "optimizer": widgets.Dropdown(options=[(_optimizer_words(kind), kind) for kind in Optimizer]),
-            "grad_dtype": _buttons((("as precision", UNSET), ("fp32", DType.FP32), ("bf16", DType.BF16))),
-            "checkpointing": _buttons((("nothing", False), ("blocks", True))),
+            "grad_dtype": _buttons(_CHOICES["grad_dtype"]),
+            "checkpointing": _buttons(_CHOICES["checkpointing"]),
             "region": widgets.IntSlider(min=1, max=1),
-            "offload": _buttons((place.value, place) for place in Offload),
+            "offload": _buttons(_CHOICES["offload"]),
             "accumulation": widgets.SelectionSlider(options=ACCUMULATIONS),
-            "no_sync": _buttons((("as usual", UNSET), ("in the last", True), ("in each", False))),
-            "clip_norm": _buttons(_CLIPS),
+            "no_sync": _buttons(_CHOICES["no_sync"]),
+            "clip_norm": _buttons(_CHOICES["clip_norm"]),
             "zero1_form": _buttons((form.value, form) for form in Zero1Form),
             "prefetch": widgets.IntSlider(min=0, max=1),
-            "async_reduce": widgets.Checkbox(description="overlap reduction and compute", indent=False),
+            "async_reduce": widgets.Checkbox(description=OVERLAP, indent=False),
             **{name: _buttons((("as usual", UNSET),)) for name in SETTINGS},
-            "zoom": _buttons((("to DDP's peak", False), ("to the longest bar", True))),
-            "from_rest": _buttons((("from zero", False), ("from rest", True))),
-            "rank": widgets.Dropdown(options=(("each rank", 0),)),
+            "zoom": _buttons(_CHOICES["zoom"]),
+            "from_rest": _buttons(_CHOICES["from_rest"]),
+            "rank": widgets.Dropdown(options=[("each rank", 0)]),
             "gpu": gpu_control(state),
-            "in_elements": _buttons((("bytes", False), ("elements", True))),
+            "in_elements": _buttons(_CHOICES["in_elements"]),
             "language": _buttons((language.value, language) for language in Language),
         }
         for name in leave_out:
@@ -136,17 +150,30 @@ class Controls:
                 rows.append(self.dtypes)
         self.box = widgets.Box(rows)
         self.box.add_class("zeroviz-controls")
-        self.show()
+        self._name()
         for name, control in self.widget.items():
             control.observe(self._asker(name), "value")
         state.observe(lambda _: self.show(), ["predicted", "measured", *VIEWS])
         state.observe(lambda _: self._name(), "language")
 
     def _name(self) -> None:
-        """Call every control by its label."""
-        for name, control in self.widget.items():
-            if label := _DESCRIPTIONS[name][0]:
-                control.description = self._state.say(label)
+        """Call every control, and what it offers, by their labels."""
+        with self._state.lock:
+            self._showing = True
+            try:
+                for name, control in self.widget.items():
+                    control.description = self._state.say(_DESCRIPTIONS[name][0] or OVERLAP)
+                    if name in _CHOICES:
+                        self._offer_choices(name, _CHOICES[name])
+            finally:
+                self.show()
+
+    def _offer_choices(self, name: str, choices: Choices) -> None:
+        """What a control is chosen among, unless it is that already; the value is put by `show`."""
+        control = self.widget[name]
+        said = tuple((self._state.say(label), value) for label, value in choices)
+        if _pairs(control) != said:
+            control.options = said
 
     def _asker(self, name: str) -> Any:
         def ask(change: Any) -> None:
@@ -175,17 +202,17 @@ class Controls:
                 self.widget["prefetch"].max = max(state.prefetch, state.largest("prefetch"))
                 _offer(self.widget["ranks"], RANKS, state.ranks)
                 _offer(self.widget["shard_ranks"], group_choices(state.ranks), self._value("shard_ranks"))
-                _offer_precisions(self.widget["precision"], state)
+                precisions = tuple((precision.value, precision) for precision in PRECISIONS[state.impl])
+                self._offer_choices("precision", precisions)
                 self._offer_settings()
-                _offer_clip(self.widget["clip_norm"], state.clip_norm)
+                self._offer_choices("clip_norm", _clips(state.clip_norm))
                 _offer(self.widget["batch"], BATCHES, state.batch)
                 _offer(self.widget["accumulation"], ACCUMULATIONS, state.accumulation)
                 _offer(self.widget["seq"], _seqs(state.model), state.seq)
                 if "rank" in self.widget:
-                    _offer_ranks(self.widget["rank"], state)
+                    self._offer_choices("rank", _ranks_of_films(state))
                 models = {_model_words(model): model for model in (*PRESETS.values(), state.model)}
-                if list(models.items()) != list(_pairs(self.widget["model"])):
-                    self.widget["model"].options = list(models.items())
+                self._offer_choices("model", tuple(models.items()))
                 toggles = state.toggles
                 for name, control in self.widget.items():
                     control.value = self._value(name)
@@ -199,12 +226,10 @@ class Controls:
         for name, setting in SETTINGS.items():
             if name not in self.widget:
                 continue
-            control, here = self.widget[name], self._state.impl in setting.library
-            control.layout.display = None if here else "none"
+            here = self._state.impl in setting.library
+            self.widget[name].layout.display = None if here else "none"
             if here:
-                options = _setting_options(name, self._state)
-                if _pairs(control) != options:
-                    control.options = options
+                self._offer_choices(name, _setting_options(name, self._state))
 
     def _value(self, name: str) -> Any:
         """What a control shows: the Explorer's value, and a strategy's own way where it is no choice."""
@@ -239,11 +264,11 @@ _USUAL: dict[str, tuple[int, ...]] = {
 }
 
 
-def _setting_options(name: str, state: Explorer) -> tuple[tuple[str, Any], ...]:
+def _setting_options(name: str, state: Explorer) -> Choices:
     """The library's default first; then what else there is, the present value included."""
     setting, value = SETTINGS[name], getattr(state, name)
     default = setting.defaults[state.impl]
-    usual = f"{_setting_words(default)}, as usual" if default is not None else "as usual"
+    usual = f"{_setting_words(default)}, {state.say('as usual')}" if default is not None else "as usual"
     if setting.kind is bool:
         others: Iterable[Any] = (True, False)
     elif setting.kind is int:
@@ -285,8 +310,8 @@ def css_name(name: str) -> str:
     return name.replace("_", "-")
 
 
-def _pairs(control: Any) -> Iterable[tuple[str, Any]]:
-    return control.options if isinstance(control.options, tuple) else tuple(control.options)
+def _pairs(control: Any) -> Choices:
+    return tuple(control.options)
 
 
 def _buttons(options: Iterable[tuple[str, Any]]) -> widgets.ToggleButtons:
@@ -301,28 +326,18 @@ def _offer(slider: widgets.SelectionSlider, usual: Iterable[int], value: int) ->
             slider.options, slider.value = options, value
 
 
-def _offer_ranks(choice: widgets.Dropdown, state: Explorer) -> None:
-    """Offer the ranks whose steps differ, and the present one."""
+def _ranks_of_films(state: Explorer) -> Choices:
+    """The ranks whose steps differ, and the present one."""
     apart = state.ranks_apart
     if len(apart) == 1:
-        options: list[tuple[str, int]] = [("each rank", state.rank)]
-    else:
-        options = [(f"rank {rank}", rank) for rank in sorted({*apart, state.rank})]
-    if list(choice.options) != options:
-        choice.options = options
+        return (("each rank", state.rank),)
+    return tuple((f"rank {rank}", rank) for rank in sorted({*apart, state.rank}))
 
 
-def _offer_precisions(buttons: widgets.ToggleButtons, state: Explorer) -> None:
-    """Offer the recipes that the implementation has."""
-    options = tuple((precision.value, precision) for precision in PRECISIONS[state.impl])
-    if _pairs(buttons) != options:
-        buttons.options = options
-
-
-def _offer_clip(buttons: widgets.ToggleButtons, value: float | None) -> None:
-    """Offer the usual norms, and the present one where it is not among them."""
-    if value is not None and value not in {norm for _, norm in _CLIPS}:
-        buttons.options = [*_CLIPS, (f"{value:g}", value)]
+def _clips(value: float | None) -> Choices:
+    """The usual norms, and the present one where it is not among them."""
+    usual = {norm for _, norm in _CLIPS}
+    return _CLIPS if value is None or value in usual else (*_CLIPS, (f"{value:g}", value))
 
 
 def _seqs(model: ModelShape) -> tuple[int, ...]:

@@ -31,11 +31,12 @@ _PAGE = """
   /* The controls stay in sight while the pictures beside them scroll, which takes a page without a frame that scrolls
      between them and the notebook: Lab's own is clipped instead, see below. */
   .zeroviz-main { overflow: clip; }
-  /* No taller than the timeline: beside the page's last part it would be pushed up otherwise. */
-  .zeroviz-desk { position: sticky; top: 0; align-self: start; max-height: min(100vh - 135px, 740px);
+  .zeroviz-desk { position: sticky; top: 0; align-self: start; max-height: calc(100vh - 135px);
     overflow: hidden auto; }
   .zeroviz-desk > * { flex: 0 0 auto; }
-  .zeroviz-desk > .zeroviz-bar { position: sticky; bottom: 0; z-index: 9; background: var(--jp-layout-color0, #fff); }
+  /* Over its own margin too, or a strip of what is cut off would show below it. */
+  .zeroviz-desk > .zeroviz-bar { position: sticky; bottom: 0; z-index: 9; margin: 0; padding: 4px 2px;
+    background: var(--jp-layout-color0, #fff); border-top: 1px solid var(--jp-border-color2, #ccc); }
 }
 .zeroviz-explorer, .jp-OutputArea-output:has(> .zeroviz-explorer), .jp-OutputArea-child:has(.zeroviz-explorer),
 .jp-Cell-outputArea:has(.zeroviz-explorer) { overflow: clip; }
