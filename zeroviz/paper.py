@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from html import escape
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -305,19 +306,17 @@ def _strokes(points: Points) -> str:
     """Each from where the last one ended, which is short and the same wherever a shape stands; level and upright ones,
     which are most of all, as h and v."""
     texts = _tenths
-    x, y = round(points[0][0] * 10), round(points[0][1] * 10)
-    steps: list[str] = []
-    for across, down in points[1:]:
-        right, below = round(across * 10) - x, round(down * 10) - y
-        if not below:
-            steps.append("h" + texts[right])
-        elif not right:
-            steps.append("v" + texts[below])
-        else:
-            steps.append(f"l{texts[right]} {texts[below]}")
-        x += right
-        y += below
-    return "".join(steps)
+    tenths = [(round(across * 10), round(down * 10)) for across, down in points]
+    return "".join(
+        [
+            "h" + texts[x - left]
+            if y == up
+            else "v" + texts[y - up]
+            if x == left
+            else f"l{texts[x - left]} {texts[y - up]}"
+            for (left, up), (x, y) in pairwise(tenths)
+        ]
+    )
 
 
 def _pattern_id(name: str, fill: str, hatch: str, ink: str) -> str:

@@ -92,7 +92,7 @@ class Buffer:
         """Where each slot begins in memory; the last is the buffer's length."""
         return list(accumulate((slot.numel + slot.padding for slot in self.slots), initial=0))
 
-    @property
+    @cached_property
     def numel(self) -> int:
         """Padding included."""
         return self._starts[-1]
@@ -370,7 +370,7 @@ def _joined(pieces: Sequence[Piece]) -> Iterator[Piece]:
     """Neighbours that touch, are of one unit and held alike, as one."""
     now: Piece | None = None
     for piece in pieces:
-        if now is not None and (now.stop, now.unit, now.hold) == (piece.start, piece.unit, piece.hold):
+        if now is not None and now.stop == piece.start and now.unit == piece.unit and now.hold is piece.hold:
             now = now._replace(stop=piece.stop)
             continue
         if now is not None:

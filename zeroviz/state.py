@@ -47,6 +47,8 @@ from zeroviz.trace import Origin
 from zeroviz.wire_scene import WireScene, build_wire_scene
 
 MAX_TIMES_LONGER = 8  # an axis beyond this many times the longest bar leaves its parts too narrow to be told apart
+_SEEN_AS = ("zoom", "from_rest", "in_elements", "language", "gpu", "upward")
+"""What is looked at, whatever the state; but for the rank."""
 MAX_UNDONE = 100
 """Changes that can be undone, the newest."""
 
@@ -244,6 +246,19 @@ class Explorer(Runs):
             with self._choose():
                 setattr(self, change.name, change.old)
             raise TraitError(self.error)
+
+    def beside(self, **toggles: Any) -> Explorer | None:
+        """Another state: this one with `toggles` set, as `choose` would set them, seen as this one is. None where that
+        is refused. It runs nothing, but has the runs of this one."""
+        with self.lock:
+            other = Explorer()
+            other._runs, other._unfinished = self._runs, self._unfinished
+            if not (other.choose(**self.toggles) and other.choose(**toggles)):
+                return None
+            for view in _SEEN_AS:
+                setattr(other, view, getattr(self, view))
+            other.rank = min(self.rank, other.spec.ranks - 1)
+            return other
 
     def applies(self, name: str) -> bool:
         """Whether a toggle means anything as the others stand."""

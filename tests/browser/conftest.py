@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
-from tests.browser.lab import CHROMIUM, ExplorerPage, Lab, launch
+from tests.browser.lab import CHROMIUM, App, ExplorerPage, Lab, launch, opened
 
 
 @pytest.fixture(scope="module")
@@ -34,10 +34,13 @@ def lab(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterator[
 @pytest.fixture(scope="module")
 def explorer(browser: Browser, lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExplorerPage]:
     """The explorer, open for all tests of a module; each sets the toggles it needs. Ends with a picture of the page."""
-    page = browser.new_page(viewport={"width": 1400, "height": 1300})
-    faults: list[str] = []
-    page.on("pageerror", lambda error: faults.append(str(error)))
-    yield ExplorerPage.open(page, lab.url("tests"))
-    page.screenshot(path=tmp_path_factory.mktemp("screenshots") / "last.png")
-    page.close()
-    assert not faults
+    with opened(browser, lab, tmp_path_factory.mktemp("screenshots")) as page:
+        yield page
+
+
+@pytest.fixture(scope="module")
+def app(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExplorerPage]:
+    """The same as a page of its own, through Voila."""
+    screenshots = tmp_path_factory.mktemp("screenshots")
+    with App(tmp_path_factory.mktemp("app")) as server, opened(browser, server, screenshots) as page:
+        yield page

@@ -14,6 +14,8 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -221,6 +223,21 @@ class ExplorerPage:
         """Wait until the run's state is one of `states`."""
         wanted = ", ".join(f'.zeroviz-news[data-state="{state}"]' for state in states)
         self.root.locator(wanted).wait_for(timeout=timeout_s * 1000)
+
+
+@contextmanager
+def opened(browser: Browser, server: Lab, screenshots: Path) -> Iterator[ExplorerPage]:
+    """The explorer in a new page. It ends with a picture of the page, in which no script may have failed."""
+    page = browser.new_page(viewport={"width": 1400, "height": 1300})
+    faults: list[str] = []
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    if isinstance(server, App):
+        yield ExplorerPage.open_app(page, server.address)
+    else:
+        yield ExplorerPage.open(page, server.url("tests"))
+    page.screenshot(path=screenshots / "last.png")
+    page.close()
+    assert not faults
 
 
 def run_first_cell(page: Page, address: str, awaited: Locator) -> None:

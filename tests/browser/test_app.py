@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-from playwright.sync_api import Browser
 
 from tests.browser.expect import assert_shows, wait_until
-from tests.browser.lab import App, ExplorerPage
+from tests.browser.lab import ExplorerPage
 from zeroviz.film import build_film
 from zeroviz.models import PRESETS
 from zeroviz.predict import predict
@@ -16,18 +13,6 @@ from zeroviz.spec import RunSpec, Strategy
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 RUN_S = 90.0
-
-
-@pytest.fixture(scope="module")
-def app(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExplorerPage]:
-    with App(tmp_path_factory.mktemp("app")) as started:
-        page = browser.new_page(viewport={"width": 1400, "height": 1300})
-        faults: list[str] = []
-        page.on("pageerror", lambda error: faults.append(str(error)))
-        yield ExplorerPage.open_app(page, started.address)
-        page.screenshot(path=tmp_path_factory.mktemp("screenshots") / "app.png")
-        page.close()
-        assert not faults
 
 
 def test_the_page_is_the_explorer_and_nothing_else(app: ExplorerPage) -> None:

@@ -5,27 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser
 
 from tests.browser.expect import wait_until
-from tests.browser.lab import App, ExplorerPage
+from tests.browser.lab import ExplorerPage
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
-def explorer(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExplorerPage]:
-    with App(tmp_path_factory.mktemp("voila")) as server:
-        page = browser.new_page(viewport={"width": 1400, "height": 1300})
-        faults: list[str] = []
-        page.on("pageerror", lambda error: faults.append(str(error)))
-        yield ExplorerPage.open_app(page, server.address)
-        page.screenshot(path=tmp_path_factory.mktemp("screenshots") / "dtypes.png")
-        page.close()
-        assert not faults
+def explorer(app: ExplorerPage) -> ExplorerPage:
+    return app
 
 
 def predicted(*options: str) -> dict[tuple[int, str, str], int]:

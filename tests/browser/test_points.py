@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser
 
 from tests.browser.expect import assert_shows, wait_until
-from tests.browser.lab import App, ExplorerPage, Lab
+from tests.browser.lab import App, ExplorerPage, Lab, opened
 from zeroviz.advice import advise
 from zeroviz.capacities import parse_capacity
 from zeroviz.guess import Asked, build_question
@@ -25,22 +25,13 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 OPENING = RunSpec(model=PRESETS["tiny"], ranks=4)
 
 
-@pytest.fixture(scope="module", params=["lab", "voila"])
+@pytest.fixture(scope="module", params=[Lab, App], ids=["lab", "voila"])
 def explorer(
     browser: Browser, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[ExplorerPage]:
-    home = tmp_path_factory.mktemp(request.param)
-    with Lab(home) if request.param == "lab" else App(home) as server:
-        page = browser.new_page(viewport={"width": 1400, "height": 1300})
-        faults: list[str] = []
-        page.on("pageerror", lambda error: faults.append(str(error)))
-        if isinstance(server, App):
-            yield ExplorerPage.open_app(page, server.address)
-        else:
-            yield ExplorerPage.open(page, server.url("points"))
-        page.screenshot(path=tmp_path_factory.mktemp("screenshots") / f"{request.param}.png")
-        page.close()
-        assert not faults
+    screenshots = tmp_path_factory.mktemp("screenshots")
+    with request.param(tmp_path_factory.mktemp("home")) as server, opened(browser, server, screenshots) as page:
+        yield page
 
 
 @pytest.fixture(autouse=True)

@@ -44,7 +44,7 @@ from zeroviz.guess import Asked, answer, build_question
 from zeroviz.implementations import PAIRS, PRECISIONS, WITHOUT_UNITS
 from zeroviz.models import PRESETS, Family, ModelShape, bare
 from zeroviz.panel.panel import ExplorerPanel
-from zeroviz.panel.stage import frames_of
+from zeroviz.panel.pictures import frames_of
 from zeroviz.precision import WHOLE_BUFFER_PRECISIONS
 from zeroviz.predict import predict
 from zeroviz.shard_map import build_shard_map

@@ -9,6 +9,7 @@ from typing import Any
 import ipywidgets as widgets  # type: ignore[import-untyped]
 
 from zeroviz.panel.advice import AdviceSection
+from zeroviz.panel.ahead import SLIDERS
 from zeroviz.panel.controls import VIEWS, Controls
 from zeroviz.panel.fit import FitSection
 from zeroviz.panel.guessing import Guessing
@@ -39,7 +40,7 @@ class ExplorerPanel(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no 
         self.stop_button.on_click(lambda _: state.stop())
         self.news = widgets.HTML()
         self.news.add_class("zeroviz-live")
-        self.stage = Stage(state)
+        self.stage = Stage(state, {toggle: self.controls.widget[toggle] for toggle in SLIDERS})
         self.fit = FitSection(state)
         self.advice = AdviceSection(state)
         self.pinned = Pinned(state)

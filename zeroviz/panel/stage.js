@@ -70,12 +70,16 @@ function become(old, fresh) {
   }
 }
 
-function show(card, html) {
+function parsed(html) {
   const template = document.createElement("template");
   template.innerHTML = html;
-  const [old, fresh] = [card.firstChild, template.content.firstChild];
+  return template.content;
+}
+
+function show(card, content) {
+  const [old, fresh] = [card.firstChild, content.firstChild];
   if (old && fresh) become(old, fresh);
-  else card.replaceChildren(template.content);
+  else card.replaceChildren(content);
 }
 
 // The first place of an ascending list that is beyond x.
@@ -111,6 +115,9 @@ class Stage {
     this.moved();
     model.on("change:cursor", this.moved);
     model.on("change", this.changed);
+    this.told = (message) => message.ahead && this.keep(message);
+    model.on("msg:custom", this.told);
+    this.listen();
     this.draw();
     this.shown = true;
   }
@@ -252,9 +259,64 @@ class Stage {
     }
   }
 
+  // When the page has rested: what is out of sight; then, when that is there, what is one step ahead.
   rest() {
     clearTimeout(this.resting);
-    if (this.model.get("has_due")) this.resting = setTimeout(() => this.model.send({ rest: true }), REST_MS);
+    const version = this.model.get("version");
+    const is_due = this.model.get("has_due");
+    if (!is_due && (!this.last || this.asked === version)) return;
+    this.resting = setTimeout(() => {
+      if (is_due) return void this.model.send({ rest: true });
+      this.asked = version;
+      const index = this.last.slider.get("index");
+      this.model.send({ ahead: true, version, toggle: this.last.toggle, at: [index - 1, index + 1] });
+    }, REST_MS);
+  }
+
+  // ---- a slider's next step is drawn before it is made, and shown before the kernel has answered ----
+
+  listen() {
+    this.sliders = [];
+    for (const [toggle, id] of Object.entries(this.model.get("sliders")))
+      this.model.widget_manager.get_model(id).then((slider) => {
+        const moved = (_, index, { updated_view } = {}) => {
+          if (!updated_view) return; // by the kernel
+          this.last = { toggle, slider };
+          // Not in the slider's way: it has yet to tell the kernel.
+          queueMicrotask(() => this.leap(toggle, index));
+        };
+        slider.on("change:index", moved);
+        this.sliders.push([slider, moved]);
+        if (toggle !== "ranks" || this.last) return;
+        this.last = { toggle, slider };
+        this.rest();
+      }, () => {}); // a saved page that has lost the slider: there is no kernel to be ahead of
+  }
+
+  keep({ ahead, toggle, version }) {
+    if (version !== this.model.get("version")) return;
+    const read = ([name, text]) => {
+      const data = JSON.parse(text);
+      return [name, { data, content: parsed(data.svg ?? "") }];
+    };
+    const pictures = Object.entries(ahead).map(([place, texts]) => [place, Object.entries(texts).map(read)]);
+    this.ahead = { toggle, version, pictures: Object.fromEntries(pictures) };
+    this.root.dataset.ahead = `${toggle} ${version}`;
+  }
+
+  leap(toggle, index) {
+    const { ahead } = this;
+    const found = ahead?.toggle === toggle && ahead.version === this.model.get("version") && ahead.pictures[index];
+    this.ahead = null;
+    if (!found) return;
+    for (const [name, { data, content }] of found) {
+      this.texts[name] = null;
+      if (PICTURES.includes(name)) this.lay(name, data, content);
+      else this.data[name] = data;
+    }
+    this.frames = this.data.frames;
+    this.go(this.cursor, false);
+    this.root.dataset.leapt = `${toggle} ${ahead.version}`;
   }
 
   // ---- a term of the formula lights what it stands for in the bars and the film ----
@@ -350,13 +412,21 @@ class Stage {
     return true;
   }
 
+  lay(name, data, content) {
+    this.data[name] = data;
+    this.overlays[name]?.remove();
+    this.overlays[name] = null;
+    show(this.cards[name], content);
+  }
+
   draw() {
     const { model } = this;
+    if (this.ahead?.version !== model.get("version")) this.ahead = null;
     for (const name of PICTURES) {
+      const before = this.data[name]?.svg;
       if (!this.read(name)) continue;
-      this.overlays[name]?.remove();
-      this.overlays[name] = null;
-      show(this.cards[name], this.data[name].svg ?? "");
+      const data = this.data[name];
+      if (data.svg !== before) this.lay(name, data, parsed(data.svg ?? ""));
     }
     this.read("frames");
     this.frames = this.data.frames;
@@ -467,6 +537,8 @@ class Stage {
     clearTimeout(this.resting);
     if (this.isPresenting) this.leave();
     this.model.off("change", this.changed);
+    this.model.off("msg:custom", this.told);
+    for (const [slider, moved] of this.sliders) slider.off("change:index", moved);
     this.model.off("change:cursor", this.moved);
   }
 }

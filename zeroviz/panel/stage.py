@@ -6,28 +6,19 @@ the cursor. A toggle is one message with what it changed, however many pictures 
 
 from __future__ import annotations
 
-import json
 from base64 import b64encode
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import anywidget
 import traitlets
 
-from zeroviz.draw import placed
-from zeroviz.draw_formula import formula_html
-from zeroviz.draw_shard_map import placed_map
-from zeroviz.draw_timeline import placed_timeline
-from zeroviz.draw_wire import placed_wire
-from zeroviz.errors import ZerovizError
-from zeroviz.film import Film, build_film
 from zeroviz.implementations import PAIRS
-from zeroviz.paper import Say
+from zeroviz.panel.ahead import pictures_ahead
+from zeroviz.panel.pictures import PICTURES, as_text, picture
 from zeroviz.scene import Scene
-from zeroviz.shard_map import build_shard_map
 from zeroviz.state import Explorer
-from zeroviz.style import label_of
 
 HEADINGS = {
     "map": "Who holds what",
@@ -45,13 +36,14 @@ ASKS = ("strategy", "strategy back", "more ranks", "fewer ranks", "undo")
 """What a presenter's keys ask of the state."""
 
 
-def _as_text(value: dict[str, Any], _: object) -> str:
-    """One text: of a value as it is, ipywidgets would visit every number in search of buffers."""
-    return json.dumps(value, separators=(",", ":"))
-
-
 MOST_RANKS = 4096
 """That a presenter's keys go to, as the slider does."""
+JOINED = ("bars", "map", "frames")
+"""What the page joins by the moment of the step, if it is of one state."""
+
+
+def _to_json(value: dict[str, Any], _: object) -> str:
+    return as_text(value)
 
 
 class Stage(anywidget.AnyWidget):
@@ -59,12 +51,12 @@ class Stage(anywidget.AnyWidget):
 
     _esm = Path(__file__).with_name("stage.js")
 
-    bars = traitlets.Dict().tag(sync=True, to_json=_as_text)
-    map = traitlets.Dict().tag(sync=True, to_json=_as_text)
-    film = traitlets.Dict().tag(sync=True, to_json=_as_text)
-    wire = traitlets.Dict().tag(sync=True, to_json=_as_text)
-    formula = traitlets.Dict().tag(sync=True, to_json=_as_text)
-    frames = traitlets.Dict().tag(sync=True, to_json=_as_text)
+    bars = traitlets.Dict().tag(sync=True, to_json=_to_json)
+    map = traitlets.Dict().tag(sync=True, to_json=_to_json)
+    film = traitlets.Dict().tag(sync=True, to_json=_to_json)
+    wire = traitlets.Dict().tag(sync=True, to_json=_to_json)
+    formula = traitlets.Dict().tag(sync=True, to_json=_to_json)
+    frames = traitlets.Dict().tag(sync=True, to_json=_to_json)
     cursor = traitlets.Int(0).tag(sync=True)
     is_open = traitlets.Dict(OPEN).tag(sync=True)
     headings = traitlets.Dict(HEADINGS).tag(sync=True)
@@ -76,14 +68,18 @@ class Stage(anywidget.AnyWidget):
     """Pictures within the window, as the page says; None before it does. A toggle draws these at once."""
     has_due = traitlets.Bool(False).tag(sync=True)
     """Whether something waits to be drawn: until it comes into sight, or the page has nothing else to do and asks."""
+    sliders = traitlets.Dict().tag(sync=True)
+    """The sliders' models by their toggles: the page sees them move before the kernel does. See `ahead`."""
 
-    def __init__(self, state: Explorer) -> None:
+    def __init__(self, state: Explorer, sliders: Mapping[str, Any] | None = None) -> None:
+        """sliders: SelectionSliders by their toggles."""
         self._state = state
+        self._sliders = sliders or {}
         self._scene: Scene | None = None
         self._due: list[str] = []
         self._later: Callable[[], None] | None = None
         self._number = 0
-        super().__init__()
+        super().__init__(sliders={toggle: slider.model_id for toggle, slider in self._sliders.items()})
         self.observe(lambda _: self.draw(state.scene()), "is_open")
         self.observe(lambda _: self._draw_due(self.seen or ()), "seen")
         self.on_msg(lambda _, message, __: self._told(message))
@@ -122,25 +118,29 @@ class Stage(anywidget.AnyWidget):
             self.has_due = bool(self._due) or self._later is not None
 
     def _draw(self, name: str) -> None:
-        """One picture. `of`: which state's it is, so that the page joins only those of one state."""
-        state, say, of = self._state, self._state.say, {"of": self._number}
+        """One picture. `of`: which state's it is."""
         assert self._scene is not None
-        if name == "bars":
-            self.bars = placed(self._scene, say) | of
-        elif name == "map":
-            self.map = placed_map(build_shard_map(state.spec), say) | of
-        elif name == "film":
-            self._draw_film(of)
-        elif name == "wire":
-            self.wire = placed_wire(state.wire(), say)
-        else:
-            self.formula = {"svg": formula_html(state.formula())}
+        for part, data in picture(name, self._state, self._scene).items():
+            setattr(self, part, data | {"of": self._number} if data and part in JOINED else data)
 
     def _told(self, message: dict[str, Any]) -> None:
         if message.get("rest"):
             self.draw_rest()
+        elif message.get("ahead"):
+            self._draw_ahead(message)
         else:
             self.asked(str(message.get("ask", "")))
+
+    def _draw_ahead(self, asked: dict[str, Any]) -> None:
+        """The pictures in sight, of the states that the page asks for: unless it shows another one by now, or a
+        question hides them."""
+        with self._state.lock:
+            if asked.get("version") != self.version or self._state.guessing:
+                return
+            names = [name for name in PICTURES if name in (self.seen or ())]
+            offered = {toggle: slider.options for toggle, slider in self._sliders.items()}
+            pictures = pictures_ahead(self._state, asked, offered, names)
+            self.send({"ahead": pictures, "toggle": asked["toggle"], "version": self.version})
 
     def asked(self, what: str) -> None:
         """What a presenter's key asks for, one of ASKS: the strategy after or before, twice or half the ranks, undo."""
@@ -161,31 +161,3 @@ class Stage(anywidget.AnyWidget):
         """Let the browser save a file."""
         number = self.download.get("number", 0) + 1
         self.download = {"number": number, "name": name, "mime": mime, "content": b64encode(content).decode()}
-
-    def _draw_film(self, of: dict[str, int]) -> None:
-        state = self._state
-        timeline = state.timeline()
-        try:
-            film = build_film(state.predicted, state.rank)
-        except ZerovizError:  # too long a step: it is still a timeline
-            film = None
-        moments = [frame.moment for frame in film.frames] if film else []
-        self.film = placed_timeline(timeline, moments, state.say)
-        self.frames = frames_of(film, state.say, is_each=len(state.ranks_apart) == 1) | of if film else {}
-
-
-def frames_of(film: Film, say: Say = str, *, is_each: bool) -> dict[str, Any]:
-    """The film as plain lists, by what of it is looked up together. is_each: it is every rank's film."""
-    frames = film.frames
-    return {
-        "rank": film.rank,
-        "each": is_each,
-        "peak": film.peak,
-        "unit": film.unit,
-        "categories": [say(label_of(category, film.spec)) for category in film.categories],
-        "units": list(film.units),
-        "words": [frame.words for frame in frames],
-        "nbytes": [frame.nbytes for frame in frames],
-        "held": [list(frame.held) for frame in frames],
-        "gathered": [list(frame.gathered) for frame in frames],
-    }

@@ -1,0 +1,73 @@
+"""A slider's next step, drawn before it is made: the page shows it before the kernel is asked, and the kernel answers
+the same."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.browser.expect import assert_shows, wait_until
+from tests.browser.lab import ExplorerPage
+from zeroviz.models import PRESETS
+from zeroviz.predict import predict
+from zeroviz.spec import RunSpec, Strategy
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+TINY = PRESETS["tiny"]
+
+# A key on a slider and, in the same task, before any message can come: what the pictures say, and the state's number.
+_PRESS = """([control, key]) => {
+  const root = document.querySelector('.zeroviz-explorer');
+  const stage = root.querySelector('.zeroviz-stage');
+  const handle = root.querySelector(`.zeroviz-${control} .noUi-handle`);
+  const said = () => ['bars', 'map'].map(
+    name => stage.querySelector(`.zeroviz-${name}-card svg`).getAttribute('aria-label').split('. ')[0]);
+  const before = { version: stage.dataset.version, said: said() };
+  handle.focus();
+  handle.dispatchEvent(new KeyboardEvent('keydown', { key, bubbles: true, cancelable: true }));
+  return Promise.resolve().then(() => ({ before, after: { version: stage.dataset.version, said: said() } }));
+}"""
+
+
+def await_ahead(explorer: ExplorerPage, toggle: str) -> None:
+    """Until the page has what is one step ahead of what it shows."""
+    stage = explorer.root.locator(".zeroviz-stage")
+
+    def is_there() -> bool:
+        ahead, version = stage.get_attribute("data-ahead"), stage.get_attribute("data-version")
+        return ahead == f"{toggle} {version}"
+
+    wait_until(explorer, is_there)
+
+
+@pytest.mark.parametrize("key, ranks", [("ArrowRight", 5), ("ArrowLeft", 3)])
+def test_the_next_step_is_there_before_the_kernel_is_asked(app: ExplorerPage, key: str, ranks: int) -> None:
+    app.control("reset").click()
+    assert_shows(app, predict(RunSpec(model=TINY, ranks=4)))
+    await_ahead(app, "ranks")
+    shown = app.page.evaluate(_PRESS, ["ranks", key])
+    title = f"ZeRO-3 on {ranks} ranks, fp32"
+    assert shown["before"]["said"] == ["ZeRO-3 on 4 ranks, fp32", "ZeRO-3 on 4 ranks, fp32: who holds what"]
+    assert shown["after"] == {"version": shown["before"]["version"], "said": [title, f"{title}: who holds what"]}
+    assert_shows(app, predict(RunSpec(model=TINY, ranks=ranks)))
+
+
+def test_the_slider_that_moved_last_is_ahead(app: ExplorerPage) -> None:
+    app.control("reset").click()
+    app.slide("batch", "ArrowRight")
+    assert_shows(app, predict(RunSpec(model=TINY, ranks=4, batch=2)))
+    await_ahead(app, "batch")
+    before = app.root.locator(".zeroviz-bars-card svg").get_attribute("aria-label")
+    app.page.evaluate(_PRESS, ["batch", "ArrowRight"])
+    now = app.root.locator(".zeroviz-bars-card svg").get_attribute("aria-label")
+    assert before and now and "2 x 32 tokens" in before and "4 x 32 tokens" in now
+    assert_shows(app, predict(RunSpec(model=TINY, ranks=4, batch=4)))
+
+
+def test_another_toggle_leaves_nothing_ahead_of_an_old_state(app: ExplorerPage) -> None:
+    """ZeRO-2 is chosen and, before anything is drawn for it, the slider moves: what comes is ZeRO-2's."""
+    app.control("reset").click()
+    assert_shows(app, predict(RunSpec(model=TINY, ranks=4)))
+    await_ahead(app, "ranks")
+    app.press("strategy", "ZeRO-2")
+    app.slide("ranks", "ArrowRight")
+    assert_shows(app, predict(RunSpec(model=TINY, ranks=5, strategy=Strategy.ZERO2)))
