@@ -115,3 +115,19 @@ def test_a_state_beside_is_of_no_consequence() -> None:
     assert {name for name in TOGGLES if getattr(beside, name) != getattr(state, name)} == {"ranks", "shard_ranks"}
     assert (state.ranks, state.shard_ranks, state.rank, state.can_undo) == (6, 3, 5, True)
     assert state.beside(seq=10**9) is None and not state.error
+
+
+def test_news_that_nobody_waits_for_comes_when_the_page_rests() -> None:
+    """What the controls say, for the Run button to wait for, is one message less in the way of the pictures; a refusal
+    or a notice is put at once."""
+    page = ExplorerPanel(Explorer())
+    page.stage.seen = ["bars", "map"]
+    page.state.choose(ranks=5)
+    assert page.stage.has_due and "&quot;ranks&quot;: &quot;4&quot;" in page.news.value
+    page.stage._told({"rest": True})
+    assert not page.stage.has_due and "&quot;ranks&quot;: &quot;5&quot;" in page.news.value
+    page.state.choose(ranks=6)
+    assert not page.state.choose(seq=10**9)
+    assert "seq is 1000000000" in page.news.value and "&quot;ranks&quot;: &quot;6&quot;" in page.news.value
+    page.state.choose(ranks=7)  # and the sentence goes at once
+    assert "seq is" not in page.news.value

@@ -63,6 +63,8 @@ class ExplorerPanel(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no 
                    self.pinned.go, self.pinned.unpin, self.take.download, self.shortcuts.example)  # fmt: skip
         self._named = {button: button.description for button in buttons}
         self._drawn: tuple[Any, ...] = ()
+        self._told: tuple[Any, ...] = ()
+        self._news_due = False
         self.draw()
         self.tell()
         told = ("predicted", "measured", "earlier", *VIEWS, "run_state", "message", "notice", "error")
@@ -89,10 +91,12 @@ class ExplorerPanel(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no 
             self._drawn = shown
             scene = state.scene()
 
-            def draw_tables() -> None:
+            def draw_rest() -> None:
                 self.tables.value = tables_html(scene, state.predicted, state.measured, earlier=state.earlier)
+                if self._news_due:
+                    self._put_news()
 
-            self.stage.draw(scene, and_later=draw_tables)
+            self.stage.draw(scene, and_later=draw_rest)
 
     def tell(self) -> None:
         """Say what the cluster does and what was refused, and enable what can be pressed."""
@@ -103,16 +107,26 @@ class ExplorerPanel(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no 
             self.stop_button.description = state.say("Stop engines" if state.is_warm and not state.busy else "Stop")
             for button, label in self._named.items():
                 button.description = state.say(label)
-            hints = (state.notice, state.too_large, state.other_run, state.short_bars)
-            said = " ".join(hint for hint in hints if hint) if not state.error else ""
-            # data-controls: what the controls say once the page has caught up; see look.py on pressing Run.
-            self.news.value = (
-                f'<div class="zeroviz-news" data-state="{state.run_state.value}" '
-                f'data-controls="{escape(json.dumps(self.controls.words()))}">'
-                f'<div class="zeroviz-progress">{escape(state.message)}</div>'
-                f'<div class="zeroviz-error">{escape(state.error)}</div>'
-                f'<div class="zeroviz-notice">{escape(said)}</div></div>'
-            )
+            told = (state.run_state, state.message, state.notice, state.error)
+            is_new, self._told = told != self._told, told
+            self._news_due = True
+            # What no reader waits for comes with what is drawn when the page rests.
+            if is_new or not self.stage.has_due:
+                self._put_news()
+
+    def _put_news(self) -> None:
+        """Put the news on the page. data-controls: what the controls say once the page has caught up with the state;
+        see look.py on pressing Run."""
+        state, self._news_due = self.state, False
+        hints = (state.notice, state.too_large, state.other_run, state.short_bars)
+        said = " ".join(hint for hint in hints if hint) if not state.error else ""
+        self.news.value = (
+            f'<div class="zeroviz-news" data-state="{state.run_state.value}" '
+            f'data-controls="{escape(json.dumps(self.controls.words()))}">'
+            f'<div class="zeroviz-progress">{escape(state.message)}</div>'
+            f'<div class="zeroviz-error">{escape(state.error)}</div>'
+            f'<div class="zeroviz-notice">{escape(said)}</div></div>'
+        )
 
 
 def _button(words: str, tooltip: str, name: str) -> widgets.Button:
