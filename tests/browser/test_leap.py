@@ -72,3 +72,27 @@ def test_another_toggle_leaves_nothing_ahead_of_an_old_state(app: ExplorerPage) 
     app.press("strategy", "ZeRO-2")
     app.slide("ranks", "ArrowRight")
     assert_shows(app, predict(RunSpec(model=TINY, ranks=6, strategy=Strategy.ZERO2)))
+
+
+def test_a_slider_that_offers_more_moves_nothing(app: ExplorerPage) -> None:
+    """12 ranks have six shard groups, 11 two. ipywidgets used to leave the slider of the groups at its first length and
+    to send the end of that back: a choice that nobody had made."""
+    group = app.control("shard-ranks").locator(".widget-readout")
+    app.control("reset").click()
+    app.slide("ranks", "Home")
+    app.page.evaluate("""() => { window.zerovizSaid = []; new MutationObserver(() => {
+      const said = document.querySelector('.zeroviz-error').textContent;
+      if (said) window.zerovizSaid.push(said);
+    }).observe(document.querySelector('.zeroviz-live'), { subtree: true, childList: true, characterData: true }); }""")
+    for ranks in range(2, 13):
+        app.slide("ranks", "ArrowRight")
+        assert_shows(app, predict(RunSpec(model=TINY, ranks=ranks)))
+        assert group.inner_text() == str(ranks)
+    app.press("strategy", "HYBRID_SHARD")
+    for key, shard_ranks in (("Home", 1), *(("ArrowRight", number) for number in (2, 3, 4, 6, 12))):
+        app.slide("shard-ranks", key)
+        spec = RunSpec(model=TINY, ranks=12, strategy=Strategy.HYBRID_SHARD, shard_ranks=shard_ranks)
+        assert_shows(app, predict(spec))
+        assert group.inner_text() == str(shard_ranks)
+    app.page.wait_for_timeout(500)
+    assert app.page.evaluate("window.zerovizSaid") == [] and app.error() == ""

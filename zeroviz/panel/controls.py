@@ -201,7 +201,9 @@ class Controls:
                     self.widget[name].max = state.largest(name)
                 self.widget["prefetch"].max = max(state.prefetch, state.largest("prefetch"))
                 _offer(self.widget["ranks"], RANKS, state.ranks)
-                _offer(self.widget["shard_ranks"], group_choices(state.ranks), self._value("shard_ranks"))
+                # Where there are no groups the handle stays at its end, and a move of the ranks is one message here.
+                groups = group_choices(state.ranks) if state.strategy.replicates else (1, state.ranks)
+                _offer(self.widget["shard_ranks"], groups, self._value("shard_ranks"))
                 precisions = tuple((precision.value, precision) for precision in PRECISIONS[state.impl])
                 self._offer_choices("precision", precisions)
                 self._offer_settings()
@@ -322,8 +324,12 @@ def _offer(slider: widgets.SelectionSlider, usual: Iterable[int], value: int) ->
     """Offer the usual values, and the present one where it is not among them."""
     options = tuple(sorted({*usual, value}))
     if tuple(slider.options) != options:
-        with slider.hold_sync():  # one message
-            slider.options, slider.value = options, value
+        # The options in a message of their own, with the handle at its first place: ipywidgets 8.1 forgets to make a
+        # slider longer where its place changes as well, then cuts a place beyond the old length to the last one and
+        # sends that back, as if the reader had moved there.
+        slider.index = 0
+        slider.options = options
+        slider.value = value
 
 
 def _ranks_of_films(state: Explorer) -> Choices:
