@@ -3,7 +3,9 @@
 Needs Chromium. Each page has the same slider of ranks, moved by one key at a time with a pause between:
 
     floor       the slider updates one bare label: two hops over the websocket, the kernel's part, one frame
-    in view     the explorer of a 32-layer model about N = 64: controls, news, and the pictures within the window
+    next step   the explorer of a 32-layer model about N = 64: one step of its slider, to the pictures in the window
+    jump        the same over five steps at once, which the page has not been sent before: through the kernel
+    in view     one step, to the last change within the window: what follows in the controls too
     all         the same, and the pictures out of sight, which it draws when the page rests, after 150 ms
     matplotlib  three of its pictures, each drawn by matplotlib and sent as a PNG
     cursor      a step of the film, which asks no kernel
@@ -38,7 +40,7 @@ from tests.browser.lab import App, Lab, launch, run_first_cell
 
 NUM_MOVES, NUM_WARM = 36, 6
 NUM_OPENED = 3
-SETTLE_MS = {"floor": 300, "explorer": 900, "matplotlib": 1500}
+SETTLE_MS = {"floor": 300, "explorer": 1000, "matplotlib": 1500}
 """Between two moves; every change that a move makes comes within it."""
 REST_MS = 140
 """What comes later than this after the pictures is drawn because the page rests (`REST_MS` of stage.js)."""
@@ -96,15 +98,17 @@ root
 """,
 }
 
-# Of each change: when it came, when it was painted (a frame after it, then one task, in which the frame is done), and
-# whether it was the pictures' or the cursor's.
+# Of each change: when it came, when it was painted (a frame after it, then one task, in which the frame is done), which
+# attributes it changed, and whether a picture was changed by it.
 _WATCH = """root => {
   const mark = (changes) => {
     const seen = [changes].flat().map(change => change.attributeName ?? "");
+    const places = [changes].flat().map(({target}) => target?.nodeType === 1 ? target : target?.parentElement);
+    const drawn = places.some(place => place?.closest(".zeroviz-drawing"));
     const came = performance.now();
     requestAnimationFrame(() => {
       const {port1, port2} = new MessageChannel();
-      port1.onmessage = () => window.zerovizMarks.push({came, painted: performance.now(), seen});
+      port1.onmessage = () => window.zerovizMarks.push({came, painted: performance.now(), seen, drawn});
       port2.postMessage(0);
     });
   };
@@ -135,13 +139,29 @@ class Measured:
 
     def slide(self) -> dict[str, float]:
         """Milliseconds of a move of the slider, by what is waited for."""
-        start, marks = self.move(self.root.locator(".zeroviz-ranks .noUi-handle"), "ArrowRight")
+        handle = self.root.locator(".zeroviz-ranks .noUi-handle")
+        start, marks = self.move(handle, "ArrowRight")
         last = max(mark["painted"] for mark in marks) - start
         if self.name != "explorer":
             return {self.name: last}
-        drawn = next(mark["came"] for mark in marks if "data-version" in mark["seen"])
-        in_view = max(mark["painted"] for mark in marks if mark["came"] < drawn + REST_MS) - start
-        return {"in view": in_view, "all": last}
+        taken = {"next step": self._pictures(start, marks), "in view": self._in_view(start, marks), "all": last}
+        # There and back again, so that the slider goes on by one.
+        taken["jump"] = self._pictures(*self.move(handle, "PageUp"))
+        self.move(handle, "PageDown")
+        return taken
+
+    def _pictures(self, start: float, marks: list[dict[str, Any]]) -> float:
+        """To the last change of a picture in the window."""
+        return max(mark["painted"] for mark in self._before_rest(marks) if mark["drawn"]) - start
+
+    def _in_view(self, start: float, marks: list[dict[str, Any]]) -> float:
+        """To the last change of anything in the window."""
+        return max(mark["painted"] for mark in self._before_rest(marks)) - start
+
+    def _before_rest(self, marks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """What comes with the kernel's answer, or before: not what is drawn because the page rests."""
+        answered = next(mark["came"] for mark in marks if "data-version" in mark["seen"])
+        return [mark for mark in marks if mark["came"] < answered + REST_MS]
 
     def step(self) -> dict[str, float]:
         """The same of the film's cursor."""

@@ -11,6 +11,7 @@ import pytest
 from zeroviz.labels import Language
 from zeroviz.models import PRESETS
 from zeroviz.panel import ExplorerPanel
+from zeroviz.panel import stage as stage_module
 from zeroviz.panel.ahead import SLIDERS, pictures_ahead
 from zeroviz.panel.pictures import PICTURES, as_text
 from zeroviz.spec import Implementation, Precision, Strategy, UnitKind
@@ -88,7 +89,9 @@ def test_what_a_page_asks_for_is_checked() -> None:
     assert list(found) == ["1"] and list(found["1"]) == ["bars"]
 
 
-def test_nothing_is_sent_for_another_version_or_under_a_question(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_sent_for_another_version_under_a_question_or_of_a_slow_picture(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     page = ExplorerPanel(Explorer())
     stage, sent = page.stage, list[dict[str, Any]]()
     monkeypatch.setattr(stage, "send", sent.append)
@@ -102,7 +105,10 @@ def test_nothing_is_sent_for_another_version_or_under_a_question(monkeypatch: py
     assert not sent
     page.state.guessing = False
     stage._told(asked | {"version": stage.version})
-    assert sorted(sent[0]["ahead"]) == ["2", "4"] and sorted(sent[0]["ahead"]["2"]) == ["bars", "map"]
+    assert sorted(sent[0]["ahead"]) == ["2", "4"] and sorted(sent.pop()["ahead"]["2"]) == ["bars", "map"]
+    monkeypatch.setattr(stage_module, "MAX_AHEAD_S", 0.0)  # any picture takes longer
+    stage._told(asked | {"version": stage.version})
+    assert not sent
 
 
 def test_a_state_beside_is_of_no_consequence() -> None:

@@ -35,6 +35,11 @@ function mark(name, parent, attributes) {
   return made;
 }
 
+// A line of the moment's, unless it is drawn so already.
+function trace(line, path) {
+  if (line && line.getAttribute("d") !== path) line.setAttribute("d", path);
+}
+
 // Words, unless they stand there already: the same ones put anew would be laid out anew.
 function put(holder, words) {
   if (holder.textContent !== words) holder.textContent = words;
@@ -268,8 +273,10 @@ class Stage {
     this.resting = setTimeout(() => {
       if (is_due) return void this.model.send({ rest: true });
       this.asked = version;
-      const index = this.last.slider.get("index");
-      this.model.send({ ahead: true, version, toggle: this.last.toggle, at: [index - 1, index + 1] });
+      const { toggle, slider, way } = this.last;
+      const index = slider.get("index");
+      this.ahead = { toggle, version, pictures: {}, places: [index + way, index - way] };
+      this.ask();
     }, REST_MS);
   }
 
@@ -281,27 +288,33 @@ class Stage {
       this.model.widget_manager.get_model(id).then((slider) => {
         const moved = (_, index, { updated_view } = {}) => {
           if (!updated_view) return; // by the kernel
-          this.last = { toggle, slider };
+          this.last = { toggle, slider, way: index < slider.previous("index") ? -1 : 1 };
           // Not in the slider's way: it has yet to tell the kernel.
           queueMicrotask(() => this.leap(toggle, index));
         };
         slider.on("change:index", moved);
         this.sliders.push([slider, moved]);
         if (toggle !== "ranks" || this.last) return;
-        this.last = { toggle, slider };
+        this.last = { toggle, slider, way: 1 };
         this.rest();
       }, () => {}); // a saved page that has lost the slider: there is no kernel to be ahead of
   }
 
+  // One place at a time, so that a move meanwhile waits for one at most; first the one that the last move went towards.
+  ask() {
+    const { toggle, version, places } = this.ahead;
+    if (places.length) this.model.send({ ahead: true, toggle, version, at: [places.shift()] });
+    else this.root.dataset.ahead = `${toggle} ${version}`;
+  }
+
   keep({ ahead, toggle, version }) {
-    if (version !== this.model.get("version")) return;
+    if (this.ahead?.version !== version || this.ahead.toggle !== toggle) return;
     const read = ([name, text]) => {
       const data = JSON.parse(text);
       return [name, { data, content: parsed(data.svg ?? "") }];
     };
-    const pictures = Object.entries(ahead).map(([place, texts]) => [place, Object.entries(texts).map(read)]);
-    this.ahead = { toggle, version, pictures: Object.fromEntries(pictures) };
-    this.root.dataset.ahead = `${toggle} ${version}`;
+    for (const [place, texts] of Object.entries(ahead)) this.ahead.pictures[place] = Object.entries(texts).map(read);
+    this.ask();
   }
 
   leap(toggle, index) {
@@ -489,14 +502,14 @@ class Stage {
     const layer = this.overlay("film");
     if (!layer || !xs) return;
     layer.line ??= mark("path", layer, { class: "zeroviz-cursor-line" });
-    layer.line.setAttribute("d", `M${xs[now]} ${top}V${bottom}`);
+    trace(layer.line, `M${xs[now]} ${top}V${bottom}`);
   }
 
   onBars(now) {
     const { left, right, most, bars, of } = this.data.bars;
     const layer = this.overlay("bars");
     if (!layer || !bars) return;
-    if (of !== this.frames.of) return void layer.line?.setAttribute("d", "");
+    if (of !== this.frames.of) return void trace(layer.line, "");
     const x = left + ((right - left) * this.frames.nbytes[now]) / Math.max(1, most);
     const rank = this.frames.rank;
     const whole = this.frames.each;
@@ -505,21 +518,21 @@ class Stage {
       .map(([y, height]) => `M${x} ${y - 3}V${y + height + 3}M${x - 5} ${y - 7}H${x + 5}L${x} ${y}Z`)
       .join("");
     layer.line ??= mark("path", layer, { class: "zeroviz-cursor-line" });
-    layer.line.setAttribute("d", path);
+    trace(layer.line, path);
   }
 
   onMap(now) {
     const { columns, of } = this.data.map;
     const layer = this.overlay("map");
     if (!layer || !columns) return;
-    if (of !== this.frames.of) return void layer.line?.setAttribute("d", "");
+    if (of !== this.frames.of) return void trace(layer.line, "");
     layer.line ??= mark("path", layer, { class: "zeroviz-gathered-line" });
     const path = this.frames.gathered[now]
       .map((unit) => columns[this.frames.units[unit]])
       .filter(Boolean)
       .map(([x, width, y, height]) => `M${x} ${y}h${width}v${height}h${-width}Z`)
       .join("");
-    layer.line.setAttribute("d", path);
+    trace(layer.line, path);
   }
 
   tellHeld(now) {
