@@ -9,7 +9,6 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import anywidget
@@ -39,8 +38,9 @@ ASKS = ("strategy", "strategy back", "more ranks", "fewer ranks", "undo")
 
 MOST_RANKS = 4096
 """That a presenter's keys go to, as the slider does."""
-MAX_AHEAD_S = 0.1
-"""What takes longer to draw is not drawn ahead: a move meanwhile would wait for it."""
+MOST_AHEAD = 500_000
+"""Letters of the pictures in sight; of more none is drawn ahead, for it would be sent in vain more often than not, and a
+move meanwhile would wait for it."""
 JOINED = ("bars", "map", "frames")
 """What the page joins by the moment of the step, if it is of one state."""
 
@@ -82,7 +82,6 @@ class Stage(anywidget.AnyWidget):
         self._due: list[str] = []
         self._later: Callable[[], None] | None = None
         self._number = 0
-        self._drawn_in_s = 0.0
         super().__init__(sliders={toggle: slider.model_id for toggle, slider in self._sliders.items()})
         self.observe(lambda _: self.draw(state.scene()), "is_open")
         self.observe(lambda _: self._draw_due(self.seen or ()), "seen")
@@ -97,7 +96,6 @@ class Stage(anywidget.AnyWidget):
             self.labels = {label: say(label) for label in LABELS}
             self._scene = scene
             self._number += 1
-            self._drawn_in_s = 0.0
             self._due = ["bars", *(picture for name, picture in PICTURE_OF.items() if self.is_open[name])]
             self._later = and_later
             if self.seen is None:
@@ -117,11 +115,9 @@ class Stage(anywidget.AnyWidget):
     def _draw_due(self, names: Iterable[str]) -> None:
         """Of what waits to be drawn, what is named."""
         with self._state.lock, self.hold_sync():
-            start = perf_counter()
             for name in [name for name in self._due if name in names]:
                 self._draw(name)
                 self._due.remove(name)
-            self._drawn_in_s = max(self._drawn_in_s, perf_counter() - start)
             self.has_due = bool(self._due) or self._later is not None
 
     def _draw(self, name: str) -> None:
@@ -140,11 +136,13 @@ class Stage(anywidget.AnyWidget):
 
     def _draw_ahead(self, asked: dict[str, Any]) -> None:
         """The pictures in sight, of the states that the page asks for: unless it shows another one by now, a question
-        hides them, or they take too long."""
+        hides them, or they are long."""
         with self._state.lock:
-            if asked.get("version") != self.version or self._state.guessing or self._drawn_in_s > MAX_AHEAD_S:
-                return
             names = [name for name in PICTURES if name in (self.seen or ())]
+            parts = [*names, *(["frames"] if "film" in names else [])]
+            num_letters = sum(len(as_text(getattr(self, part))) for part in parts)
+            if asked.get("version") != self.version or self._state.guessing or num_letters > MOST_AHEAD:
+                return
             offered = {toggle: slider.options for toggle, slider in self._sliders.items()}
             pictures = pictures_ahead(self._state, asked, offered, names)
             self.send({"ahead": pictures, "toggle": asked["toggle"], "version": self.version})
