@@ -39,8 +39,8 @@ ASKS = ("strategy", "strategy back", "more ranks", "fewer ranks", "undo")
 MOST_RANKS = 4096
 """That a presenter's keys go to, as the slider does."""
 MOST_AHEAD = 500_000
-"""Letters of the pictures in sight; of more none is drawn ahead, for it would be sent in vain more often than not, and a
-move meanwhile would wait for it."""
+"""Letters of the pictures in sight; of more none is drawn ahead: most of it would be sent in vain, and a move meanwhile
+would wait for it."""
 JOINED = ("bars", "map", "frames")
 """What the page joins by the moment of the step, if it is of one state."""
 
