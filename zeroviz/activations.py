@@ -1,4 +1,4 @@
-"""What one segment allocates, keeps and frees in its forward and its backward, operator by operator.
+"""What a step keeps of its activations, and what its batch takes.
 
 [Note: what autograd saves] Bytes a token that a sublayer keeps from forward to backward besides its input, which is
 the sublayer before's output and costs d e. d hidden, q = heads head_dim, k = kv_heads head_dim, f ffn, a heads,
@@ -33,15 +33,8 @@ are fp32 there, and RMSNorm is one fused operator that keeps x and rstd alone (f
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from zeroviz.category import Category
-from zeroviz.ledger import Ledger
 from zeroviz.models import Family, ModelShape
-from zeroviz.partition import Segment
 from zeroviz.spec import RunSpec
-from zeroviz.sublayers import backward_halves, dry_pass, passes, release
-from zeroviz.tape import Sizes
 
 NBYTES_PER_TOKEN_ID = 8  # torch indexes embeddings and targets with int64
 
@@ -80,46 +73,3 @@ def input_nbytes(spec: RunSpec) -> int:
         return 0
     tables = 2 * spec.seq * (model.head_dim // 2) * spec.recipe.compute.itemsize
     return 2 * NBYTES_PER_TOKEN_ID * spec.num_tokens_per_rank + (tables if model.family.is_rotary else 0)
-
-
-def forward(ledger: Ledger, sizes: Sizes, segment: Segment) -> None:
-    """Book the segment's forward. What it keeps is ACTIVATION, its output included; what it frees again TEMPORARY.
-
-    In a checkpointed region nothing is kept but the region's input; the output goes to the segment after.
-    """
-    for kind, place in segment.places:
-        if segment.region is None:
-            ledger.replay(passes(sizes, kind, place)[0])
-        else:
-            ledger.replay(dry_pass(sizes, kind, place))
-    if segment.region is not None and not segment.starts_region:  # the caller lets go what the segment before made
-        ledger.replay([(Category.ACTIVATION, -sizes.rows(sizes.model.hidden))])
-
-
-def recompute(ledger: Ledger, sizes: Sizes, segment: Segment) -> None:
-    """Book the forward of a checkpointed segment once more, now with a graph: as `forward` without checkpointing, but
-    nobody takes the output of the region's last segment."""
-    for kind, place in segment.places:
-        ledger.replay(passes(sizes, kind, place)[0])
-    if segment.ends_region:
-        ledger.replay([(Category.TEMPORARY, -sizes.rows(sizes.model.hidden))])
-
-
-def backward(ledger: Ledger, sizes: Sizes, segment: Segment, begin_grads: Callable[[], None] = lambda: None) -> None:
-    """Book the segment's backward. It frees what forward kept, and its input; gradients on their way, the one it
-    leaves for the segment before included, are TEMPORARY.
-
-    begin_grads: called before the first parameter's gradient is added, when the loss' backward is over.
-    """
-    if not segment.places:
-        begin_grads()
-    for position, (kind, place) in enumerate(reversed(segment.places)):
-        if position:
-            ledger.replay(passes(sizes, kind, place)[1])
-            continue
-        before, after = backward_halves(sizes, kind, place)
-        ledger.replay(before)
-        begin_grads()
-        ledger.replay(after)
-    if segment.places:
-        ledger.replay(release(sizes, segment.places[0][0], segment.places[-1][0]))

@@ -110,7 +110,7 @@ def outline(order: Order) -> Outline:
             alike = (op.kind, segment.places, segment.region is None, segment.starts_region, segment.ends_region, slot)
             numbers = known.get(alike)
             if numbers is None:
-                tokens = _segment_tokens(op.kind, segment, slot)
+                tokens = segment_tokens(op.kind, segment, slot)
                 numbers = known[alike] = [number.setdefault(token, len(number)) for token in tokens]
         else:
             begins = spec.strategy.shards_grad and op.kind is makes_shard and op.unit not in reduced
@@ -122,7 +122,7 @@ def outline(order: Order) -> Outline:
     return Outline(plan, slot_of, sizes, samples, tuple(number), tuple(sequence), tuple(ops))
 
 
-def _segment_tokens(op: OpKind, segment: Segment, begins: int | None) -> list[Token]:
+def segment_tokens(op: OpKind, segment: Segment, begins: int | None = None) -> list[Token]:
     """One token a sublayer, in the order of the pass; after them, what the caller lets go. begins: the slot of the unit
     whose gradient buffer is allocated on the way."""
     first, last = segment.sublayers[0].kind, segment.sublayers[-1].kind

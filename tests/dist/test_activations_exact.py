@@ -26,11 +26,12 @@ from cluster.event_tree import COMPOSITE
 from cluster.model import build_sublayer, initial_value
 from cluster.own.layers import ADDING
 from cluster.text import load_batch
-from zeroviz import activations
+from tests.segments import book
 from zeroviz.events import Events
 from zeroviz.ledger import Ledger
 from zeroviz.models import Sublayer, SublayerKind
 from zeroviz.partition import Segment
+from zeroviz.schedule import OpKind
 from zeroviz.spec import Precision, RunSpec, preset
 from zeroviz.tape import Sizes
 from zeroviz.trace import Category, Event
@@ -208,8 +209,8 @@ def measured(spec: RunSpec, sublayers: tuple[Sublayer, ...]) -> tuple[list[Turn]
 def predicted(spec: RunSpec, sublayers: tuple[Sublayer, ...], *, watched: bool) -> tuple[Events, Events]:
     segment = Segment(index=0, unit=0, name="segment", sublayers=sublayers)
     forward, backward, sizes = Ledger(), Ledger(), Sizes.of(spec, watched=watched)
-    activations.forward(forward, sizes, segment)
-    activations.backward(backward, sizes, segment)
+    book(forward, OpKind.FORWARD, sizes, segment)
+    book(backward, OpKind.BACKWARD, sizes, segment)
     return forward.events, backward.events
 
 
@@ -315,8 +316,8 @@ def test_a_checkpointed_segment_is_predicted(model: str, precision: Precision, s
     torch.set_num_threads(1)
     place = Segment(0, 0, "segment", sublayers, region=0, starts_region=alone, ends_region=alone)
     dry, again, sizes = Ledger(), Ledger(), Sizes.of(spec)
-    activations.forward(dry, sizes, place)
-    activations.recompute(again, sizes, place)
+    book(dry, OpKind.FORWARD, sizes, place)
+    book(again, OpKind.RECOMPUTE, sizes, place)
 
     run = Run(spec, sublayers)
     kept = run.activation

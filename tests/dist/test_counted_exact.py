@@ -17,11 +17,12 @@ from cluster.rehearse import rehearse
 from cluster.text import load_batch
 from tests.dist import test_activations_exact as exact
 from tests.dist.counted_layers import as_llama, build
-from zeroviz import activations
+from tests.segments import book
 from zeroviz.errors import SpecError
 from zeroviz.ledger import Ledger
 from zeroviz.models import Family, Sublayer, SublayerKind
 from zeroviz.partition import Segment
+from zeroviz.schedule import OpKind
 from zeroviz.predict import predict
 from zeroviz.spec import Precision, RunSpec, preset
 from zeroviz.tape import Sizes
@@ -114,7 +115,7 @@ def test_a_checkpointed_segment_is_counted(model: str, precision: Precision, seg
     spec, sublayers = exact.case(model, precision, segment, (2, 7))
     dry = Ledger()
     place = Segment(0, 0, "segment", sublayers, region=0, starts_region=alone, ends_region=alone)
-    activations.forward(dry, Sizes.of(spec), place)
+    book(dry, OpKind.FORWARD, Sizes.of(spec), place)
     run = exact.Run(spec, sublayers)
     kept = run.activation
     assert kept is not None

@@ -8,13 +8,14 @@ from itertools import accumulate
 
 import pytest
 
+from tests.segments import book
 from tests.work import num_calls
-from zeroviz import activations
 from zeroviz.ledger import Ledger
 from zeroviz.models import Sublayer, bare
 from zeroviz.partition import Segment, plan_for
 from zeroviz.precision import OWN_PRECISIONS
 from zeroviz.predict import predict
+from zeroviz.schedule import OpKind
 from zeroviz.spec import Precision, RunSpec, Strategy, UnitPolicy, preset
 from zeroviz.sublayers import passes
 from zeroviz.tape import Sizes
@@ -24,7 +25,7 @@ from zeroviz.trace import Category
 def kept_nbytes(spec: RunSpec, first: int, stop: int) -> int:
     """What stands after the forward of the sublayers [first, stop) as one segment."""
     ledger = Ledger()
-    activations.forward(ledger, Sizes.of(spec), Segment(0, 0, "segment", spec.model.sublayers[first:stop]))
+    book(ledger, OpKind.FORWARD, Sizes.of(spec), Segment(0, 0, "segment", spec.model.sublayers[first:stop]))
     held: Counter[Category] = Counter()
     for event in ledger.events:
         held[event.category] += event.delta_nbytes
@@ -75,9 +76,9 @@ def test_backward_frees_all_that_forward_kept(name: str, precision: Precision, u
     segments = plan_for(spec).segments
     ledger, held = Ledger(), Counter()
     for segment in segments:
-        activations.forward(ledger, Sizes.of(spec, watched=watched), segment)
+        book(ledger, OpKind.FORWARD, Sizes.of(spec, watched=watched), segment)
     for segment in reversed(segments):
-        activations.backward(ledger, Sizes.of(spec, watched=watched), segment)
+        book(ledger, OpKind.BACKWARD, Sizes.of(spec, watched=watched), segment)
     for event in ledger.events:
         held[event.category] += event.delta_nbytes
         assert held[event.category] >= 0
@@ -112,7 +113,7 @@ def test_a_watched_step_holds_one_more_tensor_at_a_sum() -> None:
     counts = {}
     for watched in (True, False):
         ledger = Ledger()
-        activations.backward(ledger, Sizes.of(spec, watched=watched), segment)
+        book(ledger, OpKind.BACKWARD, Sizes.of(spec, watched=watched), segment)
         counts[watched] = sum(event.delta_nbytes for event in ledger.events if event.delta_nbytes > 0)
     # Four residual connections; the last one's gradient came over the border and is added out of place either way.
     assert counts[True] - counts[False] == 3 * 14 * 55 * 4

@@ -14,7 +14,7 @@ import pytest
 
 from cluster.capacity import check_runnable
 from tests.every import settings_of
-from zeroviz import activations
+from tests.segments import book
 from zeroviz.activations import formula_notes
 from zeroviz.budget import budget_row
 from zeroviz.capacities import parse_capacity
@@ -24,6 +24,7 @@ from zeroviz.models import PRESETS, Family, ModelShape
 from zeroviz.partition import Segment
 from zeroviz.peak import peak_of
 from zeroviz.predict import predict
+from zeroviz.schedule import OpKind
 from zeroviz.spec import Checkpointing, Implementation, Precision, RunSpec, Strategy, UnitPolicy
 from zeroviz.tables_budget import budget_report
 from zeroviz.tape import Sizes
@@ -41,7 +42,7 @@ def kept_nbytes(model: ModelShape, precision: Precision, first: int, stop: int) 
     """What stands after the forward of the sublayers [first, stop) as one segment, its output included."""
     spec = RunSpec(model=model, precision=precision, batch=2, seq=7)
     ledger = Ledger()
-    activations.forward(ledger, Sizes.of(spec), Segment(0, 0, "segment", model.sublayers[first:stop]))
+    book(ledger, OpKind.FORWARD, Sizes.of(spec), Segment(0, 0, "segment", model.sublayers[first:stop]))
     return sum(event.delta_nbytes for event in ledger.events if event.category is Category.ACTIVATION)
 
 
