@@ -11,6 +11,7 @@ import pytest
 from zeroviz.draw import svg_text
 from zeroviz.examples import EXAMPLES
 from zeroviz.export import Format, export
+from zeroviz.labels import Language
 from zeroviz.models import PRESETS, bare
 from zeroviz.panel.intake import PIECE_LETTERS, Intake
 from zeroviz.panel.panel import ExplorerPanel
@@ -32,6 +33,18 @@ def test_an_example_is_a_state_as_it_stands(name: str) -> None:
     assert page.shortcuts.example.value == name
     page.state.choose(batch=16)
     assert page.shortcuts.example.value == CHOOSE
+
+
+def test_another_language_keeps_the_example_and_sets_nothing() -> None:
+    """Its options are named anew, which is no choice."""
+    page = ExplorerPanel(Explorer())
+    page.shortcuts.example.value = name = next(iter(EXAMPLES))
+    page.state.pin()
+    before = page.state.toggles, len(page.state._before)
+    for language in (Language.CHINESE, Language.ENGLISH):
+        page.state.language = language
+        assert page.shortcuts.example.value == name and (page.state.toggles, len(page.state._before)) == before
+        assert page.shortcuts.example.options[0] == (page.state.say(CHOOSE), CHOOSE)
 
 
 @pytest.mark.parametrize(

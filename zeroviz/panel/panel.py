@@ -59,9 +59,11 @@ class ExplorerPanel(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no 
         main.add_class("zeroviz-main")
         super().__init__([widgets.HTML(CSS), main, self.tables])
         self.add_class("zeroviz-explorer")
-        buttons = (self.run_button, self.shortcuts.undo, self.shortcuts.reset, self.guessing.switch, self.pinned.pin,
-                   self.pinned.go, self.pinned.unpin, self.take.download, self.shortcuts.example)  # fmt: skip
-        self._named = {button: button.description for button in buttons}
+        named = (self.run_button, self.shortcuts.undo, self.shortcuts.reset, self.guessing.switch, self.pinned.pin,
+                 self.pinned.go, self.pinned.unpin, self.pinned.which, self.take.what, self.take.download,
+                 self.fit.upward, self.guessing.asked, self.guessing.number, self.guessing.show_me,
+                 self.shortcuts.example)  # fmt: skip
+        self._named = {widget: widget.description for widget in named}
         self._drawn: tuple[Any, ...] = ()
         self._told: tuple[Any, ...] = ()
         self._news_due = False
@@ -105,8 +107,9 @@ class ExplorerPanel(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no 
             self.run_button.disabled = state.busy
             self.stop_button.disabled = not state.can_stop
             self.stop_button.description = state.say("Stop engines" if state.is_warm and not state.busy else "Stop")
-            for button, label in self._named.items():
-                button.description = state.say(label)
+            for widget, label in self._named.items():
+                widget.description = state.say(label)
+            self.shortcuts.name_it()
             told = (state.run_state, state.message, state.notice, state.error)
             is_new, self._told = told != self._told, told
             self._news_due = True

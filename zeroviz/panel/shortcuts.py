@@ -17,7 +17,8 @@ class Shortcuts(widgets.Box):  # type: ignore[misc]  # ipywidgets ships no types
 
     def __init__(self, state: Explorer, *more: widgets.DOMWidget) -> None:
         self._state = state
-        self.example = widgets.Dropdown(options=[CHOOSE, *EXAMPLES], description="example")
+        self._naming = False
+        self.example = widgets.Dropdown(options=self._options(), description="example")
         self.example.tooltip = "A classic question, as a state of all controls"
         self.example.add_class("zeroviz-example")
         self.undo = _button("Undo", "Back to the state before the last change", "undo", state.undo)
@@ -28,8 +29,18 @@ class Shortcuts(widgets.Box):  # type: ignore[misc]  # ipywidgets ships no types
         state.observe(lambda _: self.show(), "predicted")
         self.show()
 
+    def name_it(self) -> None:
+        """Say in the page's language that there is something to choose. The examples are sentences, and stay."""
+        if self.example.options != self._options():
+            value, self._naming = self.example.value, True
+            self.example.options = self._options()
+            self.example.value, self._naming = value, False
+
+    def _options(self) -> tuple[tuple[str, str], ...]:
+        return ((self._state.say(CHOOSE), CHOOSE), *((name, name) for name in EXAMPLES))
+
     def _chosen(self, change: Any) -> None:
-        if change.new != CHOOSE:
+        if change.new != CHOOSE and not self._naming:
             self._state.start_from(EXAMPLES[change.new])
 
     def show(self) -> None:
