@@ -6,6 +6,7 @@ as many words. Nothing here computes a number that is shown.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,10 +29,11 @@ from zeroviz.style import (
     label_of,
     short_of,
 )
+from zeroviz.trace import Origin
+from zeroviz.wording import ranks_words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-from zeroviz.trace import Origin
 
 NAME = "zeroviz-picture"
 WIDTH = FIGURE_INCHES * 72
@@ -82,16 +84,12 @@ def svg_text(scene: Scene, name: str = NAME, *, on_page: bool = False) -> str:
     return paper_of(scene).svg(name, scene.sentence, on_page=on_page)
 
 
-def placed(scene: Scene, say: Say = str) -> dict[str, Any]:
+def placed(scene: Scene, say: Say = str, rank: int = 0) -> dict[str, Any]:
     """The picture, and where a number of bytes lies in it, for marks that move over it without being asked for: the
-    svg, `left` and `right` of the axis, its `most` bytes, and (upper edge, height, first rank, last rank) of the bars
+    svg, `left` and `right` of the axis, its `most` bytes, and (upper edge, height, whether it is `rank`'s) of the bars
     that are not measured. Points, as in the svg's viewBox."""
     sheet = _Sheet(scene)
-    bars = [
-        (sheet.y(row), sheet.bar, row.ranks[0], row.ranks[-1])
-        for row in scene.rows
-        if row.origin is scene.rows[0].origin
-    ]
+    bars = [(sheet.y(row), sheet.bar, rank in row.ranks) for row in scene.rows if row.origin is scene.rows[0].origin]
     return {
         "svg": sheet.paper.svg(NAME, scene.sentence, on_page=True, say=say),
         "left": sheet.left,
@@ -118,8 +116,13 @@ class _Sheet:
         self.peak_edge = WIDTH - MARGIN
         self.rest_edge = self.peak_edge - widths[1]
         self.right = self.rest_edge - widths[0] - 8
-        num_groups = len({row.group for row in scene.rows})
-        slots = len(scene.rows) + GROUP_GAP * num_groups
+        groups = {group: number for number, group in enumerate(dict.fromkeys(row.group for row in scene.rows))}
+        self._slots = [row.index + GROUP_GAP * (groups[row.group] + 0.5) for row in scene.rows]
+        slots = len(scene.rows) + GROUP_GAP * len(groups)
+        self._given_back = defaultdict[int, list[Segment]](list)  # by row
+        for segment in scene.segments:
+            if segment.is_given_back:
+                self._given_back[segment.row].append(segment)
         self.bar = max(MIN_BAR, min(MAX_BAR, PLOT_HEIGHT / slots))
         # The capacity's words have a line of their own, whether or not it lies within the axis: a page then rests.
         self.top = self._head() + LINE * (1.1 if scene.capacity is None else 2.5)
@@ -137,9 +140,7 @@ class _Sheet:
 
     def y(self, row: Row) -> float:
         """The upper edge of a row's bar."""
-        group = [known.group for known in self.scene.rows[: row.index + 1]]
-        num_gaps = len(dict.fromkeys(group)) - 1
-        return self.top + self.bar * (row.index + GROUP_GAP * (num_gaps + 0.5))
+        return self.top + self.bar * self._slots[row.index]
 
     def _head(self) -> float:
         """Title, what is drawn, legend. Returns where they end."""
@@ -305,10 +306,8 @@ class _Sheet:
         y, height = self._lane(segment)
         start, stop = segment.start, segment.start + segment.nbytes
         is_covered = not segment.is_given_back and any(
-            other.is_given_back and other.row == segment.row and other.start < stop
-            and start < other.start + other.nbytes
-            for other in self.scene.segments
-        )  # fmt: skip
+            other.start < stop and start < other.start + other.nbytes for other in self._given_back[segment.row]
+        )
         if is_covered:
             y, height = y + height * STRIP, height * (1 - STRIP)
             mark = self.scene.rows[segment.row].rest_nbytes
@@ -345,7 +344,7 @@ def _data(ident: str, row: Row, name: str, moment: Moment, nbytes: int) -> dict[
     """What a program reads off a mark. data-mark, not id: a page may hold two pictures of one scene."""
     return {
         "mark": ident,
-        "ranks": f"{row.ranks[0]}-{row.ranks[-1]}",
+        "ranks": f"{row.ranks[0]}-{row.ranks[0]}" if len(row.ranks) == 1 else ranks_words(row.ranks)[len("ranks ") :],
         "origin": row.origin.value,
         "moment": moment.value,
         "category": name,

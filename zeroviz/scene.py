@@ -21,10 +21,10 @@ from zeroviz.quantity import format_nbytes
 from zeroviz.rank_trace import alike
 from zeroviz.spec import RunSpec, Strategy
 from zeroviz.trace import CATEGORY_ORDER, Category, Origin, Peak, RankTrace, Trace
-from zeroviz.wording import recipe_sum, title, what_text
+from zeroviz.wording import ranks_words, recipe_sum, title, what_text
 
 MAX_ROWS_OF_RANKS = 16
-"""Above this many ranks, neighbours with equal figures share a row."""
+"""Above this many ranks, those with equal figures share a row."""
 MIN_SHARE_IN_LEGEND = 1 / 1000
 """Of the axis. A category that is thinner than this in every row is less than a pixel, so it has no swatch."""
 
@@ -90,9 +90,7 @@ class Row:
 
     @property
     def rank_label(self) -> str:
-        if self.name:
-            return self.name
-        return f"rank {self.ranks[0]}" if len(self.ranks) == 1 else f"ranks {self.ranks[0]}-{self.ranks[-1]}"
+        return self.name or ranks_words(self.ranks)
 
     @property
     def source_label(self) -> str:
@@ -177,9 +175,10 @@ def build_scene(
         for trace in (predicted, measured) if measured is not None else (predicted,):
             seen = trace.ranks[ranks[0]]
             row = row_of(len(rows), ranks, trace.origin, seen, None if trace is predicted else ours)
+            held = segments_of(row, seen)
             rows.append(row)
-            segments += segments_of(row, seen)
-            paddings += paddings_of(row, seen, segments)
+            segments += held
+            paddings += paddings_of(row, seen, held)
     axis_max = max(reference.nbytes if reference else 0, *(row.peak_nbytes for row in rows))
     axis_max = capacity.end_of_axis(axis_max) if capacity else axis_max
     unit, scale = axis_unit(axis_max)
@@ -206,19 +205,15 @@ def build_scene(
 
 
 def _groups(predicted: Trace, measured: Trace | None) -> list[tuple[int, ...]]:
-    """Ranks by row: one each, or runs of neighbours with equal figures when there are many."""
+    """Ranks by row: one each, or those with equal figures when there are many; they need not be neighbours, as the
+    same shards of several groups are not."""
     if len(predicted.ranks) <= MAX_ROWS_OF_RANKS:
         return [(rank.rank,) for rank in predicted.ranks]
-    groups: list[list[int]] = []
-    last_key: object = None
+    groups: dict[object, list[int]] = {}
     for ranks, ours in alike(predicted.ranks) if measured is None else _one_by_one(predicted):
-        key = [_figures(ours), None if measured is None else _figures(measured.ranks[ranks.start])]
-        if key == last_key:
-            groups[-1] += ranks
-        else:
-            groups.append(list(ranks))
-        last_key = key
-    return [tuple(group) for group in groups]
+        key = _figures(ours), None if measured is None else _figures(measured.ranks[ranks.start])
+        groups.setdefault(key, []).extend(ranks)
+    return [tuple(group) for group in groups.values()]
 
 
 def _one_by_one(trace: Trace) -> Iterator[tuple[range, RankTrace]]:
@@ -227,7 +222,8 @@ def _one_by_one(trace: Trace) -> Iterator[tuple[range, RankTrace]]:
 
 def _figures(rank: RankTrace) -> tuple[object, ...]:
     peak = rank.peak()
-    return rank.at_rest, peak.by_category, place_text(peak), rank.padding_nbytes
+    held = frozenset(rank.at_rest.items()), frozenset(peak.by_category.items())
+    return *held, place_text(peak), rank.padding_nbytes
 
 
 def row_of(
@@ -252,10 +248,10 @@ def row_of(
 
 
 def paddings_of(row: Row, seen: RankTrace, segments: Iterable[Segment]) -> list[Padding]:
-    """The row's padding, if there is any, at the end of what is held at rest and at the peak."""
+    """The row's padding, if there is any, at the end of what is held at rest and at the peak. segments: the row's."""
     if not seen.padding_nbytes:
         return []
-    stays = sum(s.nbytes for s in segments if _is_solid(s, row))
+    stays = sum(s.nbytes for s in segments if s.moment is Moment.REST and not s.is_given_back)
     return [Padding(f"{row.id}-padding", row.index, max(0, stays - seen.padding_nbytes), seen.padding_nbytes)]
 
 
@@ -280,10 +276,6 @@ def _stack(row: Row, word: str, held: Mapping[Category, int], start: int) -> Ite
         ident, nbytes = f"{row.id}-{word}-{category.value}", held[category]
         yield Segment(ident, row.index, row.ranks, row.origin, moment, category, start, nbytes, word == "given-back")
         start += nbytes
-
-
-def _is_solid(segment: Segment, row: Row) -> bool:
-    return segment.row == row.index and segment.moment is Moment.REST and not segment.is_given_back
 
 
 def legend_of(segments: list[Segment], paddings: list[Padding], axis_max: int) -> tuple[LegendEntry, ...]:
@@ -348,9 +340,7 @@ def _notes(predicted: Trace, measured: Trace | None, groups: list[tuple[int, ...
     notes = list(predicted.notes)
     if len(groups) < len(predicted.ranks):
         rows = "1 row" if len(groups) == 1 else f"{len(groups)} rows"
-        notes.append(
-            f"{len(predicted.ranks)} ranks in {rows}: neighbours with equal bytes and equal padding share one."
-        )
+        notes.append(f"{len(predicted.ranks)} ranks in {rows}: those with equal bytes and equal padding share one.")
     if on_host := sum(predicted.ranks[0].at_rest_on_host.values()):
         notes.append(
             f"In the host's memory and not in the bars: {format_nbytes(on_host)} of states at rest, each rank."

@@ -55,9 +55,10 @@ def side_by_side(traces: Sequence[Trace], measured: Mapping[RunSpec, Trace] | No
             sources.append((run, run.ranks[ours.rank], ours))
         for source, seen, beside in sources:
             row = row_of(len(rows), (seen.rank,), source.origin, seen, beside, name)
+            held = segments_of(row, seen)
             rows.append(row)
-            segments += segments_of(row, seen)
-            paddings += paddings_of(row, seen, segments)
+            segments += held
+            paddings += paddings_of(row, seen, held)
     axis_max = max(row.peak_nbytes for row in rows)
     unit, scale = axis_unit(axis_max)
     return Scene(

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from itertools import pairwise
+
 from zeroviz.dtypes_apart import Copy, dtypes_of
 from zeroviz.models import Family, ModelShape
 from zeroviz.partition import plan_for
 from zeroviz.spec import DType, Implementation, Offload, Optimizer, RunSpec, Zero1Form
+
+MAX_SPANS = 2
+"""Stretches of neighbours that are named of ranks that are none."""
 
 
 def title(spec: RunSpec) -> str:
@@ -89,3 +95,16 @@ def step_options(spec: RunSpec) -> list[str]:
     if spec.clip_norm is not None:
         options.append(f"gradient norm clipped at {spec.clip_norm:g}")
     return options
+
+
+@lru_cache(maxsize=256)
+def ranks_words(ranks: tuple[int, ...]) -> str:
+    """`rank 3`, `ranks 0-30`; of more than two stretches of neighbours the first two: `ranks 0-2, 4-6, …`."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if ranks[-1] - ranks[0] == len(ranks) - 1:
+        return f"ranks {ranks[0]}-{ranks[-1]}"
+    stops = [place for place, (rank, after) in enumerate(pairwise(ranks), start=1) if after != rank + 1]
+    spans = [ranks[start:stop] for start, stop in pairwise((0, *stops[:MAX_SPANS], len(ranks)))][:MAX_SPANS]
+    words = [f"{span[0]}-{span[-1]}" if len(span) > 1 else f"{span[0]}" for span in spans]
+    return f"ranks {', '.join(words)}{', …' if len(stops) >= MAX_SPANS else ''}"

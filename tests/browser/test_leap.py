@@ -96,3 +96,50 @@ def test_a_slider_that_offers_more_moves_nothing(app: ExplorerPage) -> None:
         assert group.inner_text() == str(shard_ranks)
     app.page.wait_for_timeout(500)
     assert app.page.evaluate("window.zerovizSaid") == [] and app.error() == ""
+
+
+def type_in(explorer: ExplorerPage, control: str, text: str, key: str = "Enter") -> None:
+    """Type a number beside a slider."""
+    field = explorer.control(control).locator(".widget-readout")
+    field.click()
+    explorer.page.keyboard.press("Control+a")
+    explorer.page.keyboard.type(text)
+    explorer.page.keyboard.press(key)
+
+
+@pytest.mark.parametrize("key", ["Enter", "Tab"])
+def test_a_number_may_be_typed_beside_a_slider(app: ExplorerPage, key: str) -> None:
+    """One along the slider, one that is not, one for the batch; what is no number is said, and is not left there."""
+    app.control("reset").click()
+    for control, text, spec in (
+        ("ranks", "16", RunSpec(model=TINY, ranks=16)),
+        ("ranks", "13", RunSpec(model=TINY, ranks=13)),
+        ("batch", "3", RunSpec(model=TINY, ranks=13, batch=3)),
+    ):
+        type_in(app, control, text, key)
+        assert_shows(app, predict(spec))
+        assert app.control(control).locator(".widget-readout").inner_text() == text
+    for text, sentence in (
+        ("abc", "ranks is 'abc'; type a whole number"),
+        ("0", "ranks is 0; it must be a whole number"),
+    ):
+        type_in(app, "ranks", text, key)
+        wait_until(app, lambda: app.error().startswith(sentence))  # noqa: B023
+        assert app.control("ranks").locator(".widget-readout").inner_text() == "13"
+    assert_shows(app, predict(RunSpec(model=TINY, ranks=13, batch=3)))
+
+
+@pytest.mark.parametrize("key, ranks", [("End", 4096), ("PageUp", 9), ("PageDown", 1), ("Home", 1)])
+def test_one_key_is_one_change(app: ExplorerPage, key: str, ranks: int) -> None:
+    """End used to go through the next state, which lost the shard group and was one more to undo."""
+    app.control("reset").click()
+    assert_shows(app, predict(RunSpec(model=TINY, ranks=4)))
+    app.press("strategy", "HYBRID_SHARD")
+    before = predict(RunSpec(model=TINY, ranks=4, strategy=Strategy.HYBRID_SHARD, shard_ranks=2))
+    assert_shows(app, before)
+    app.slide("ranks", key)
+    shard_ranks = 2 if ranks % 2 == 0 else 1
+    title = f"HYBRID_SHARD on {ranks:,} rank{'s' * (ranks > 1)} in groups of {shard_ranks}"
+    wait_until(app, lambda: app.title().startswith(title))
+    app.control("undo").click()
+    assert_shows(app, before)

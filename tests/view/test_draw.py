@@ -273,7 +273,7 @@ def test_the_line_stands_at_the_budget_with_a_dash_of_its_own(name: str) -> None
     (x, top), (same, bottom) = line.points
     budget = scene.capacity.budget_nbytes
     assert x == same == pytest.approx(page["left"] + (page["right"] - page["left"]) * budget / page["most"])
-    assert all(top < y and y + height < bottom for y, height, _, _ in page["bars"])
+    assert all(top < y and y + height < bottom for y, height, _ in page["bars"])
     dashes = [s.dash for s in paper_of(scene).shapes if isinstance(s, Shape) and s.dash]
     assert dashes.count(line.dash) == 1 and len({CAPACITY_DASH, OUTLINE_DASH, REFERENCE_DASH}) == 3
     assert (

@@ -50,10 +50,6 @@ def signed(difference: int) -> str:
     return f"{difference:+,}" if difference else "0"
 
 
-def rank_words(ranks: Ranks) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
-
-
 def swatch(category: Category, spec: RunSpec, *, held: bool) -> str:
     """Solid for what is held at rest, hatched for the rest, as in the picture."""
     paint = PAINT[category]

@@ -33,6 +33,7 @@ _PAGE = """
   .zeroviz-main { overflow: clip; }
   .zeroviz-desk { position: sticky; top: 0; align-self: start; max-height: calc(100vh - 135px);
     overflow: hidden auto; }
+  body[data-voila] .zeroviz-desk { max-height: calc(100vh - 16px); }
   .zeroviz-desk > * { flex: 0 0 auto; }
   /* Over its own margin too, or a strip of what is cut off would show below it. */
   .zeroviz-desk > .zeroviz-bar { position: sticky; bottom: 0; z-index: 9; margin: 0; padding: 4px 2px;
@@ -45,6 +46,8 @@ _PAGE = """
 .zeroviz-controls .widget-toggle-buttons .jupyter-button { width: auto; min-width: 36px; padding: 0 6px; margin: 1px; }
 .zeroviz-controls .widget-toggle-buttons .jupyter-button.mod-active { background: #0072B2; color: #fff; }
 .zeroviz-controls :disabled { cursor: not-allowed; }
+/* What is typed there is read by stage.js, and where there is none by nobody. */
+.zeroviz-explorer:not(:has(.zeroviz-stage)) .zeroviz-controls .widget-readout { pointer-events: none; }
 .zeroviz-controls > .zeroviz-dtypes { display: flex; flex-flow: row wrap; gap: 0 4px; overflow: hidden; }
 .zeroviz-dtypes > * { margin: 0; }
 .zeroviz-dtypes .zeroviz-dtypes-button:enabled { flex: 0 0 85px; height: 28px; line-height: 28px; padding: 0; border: 0;
@@ -143,6 +146,7 @@ d='M5.2 5.9 9 9.7l3.8-3.8 1.2 1.2L9 12.1 4 7.1z'/%3E%3C/svg%3E"); }
 .zeroviz-presenting .zeroviz-heading, .zeroviz-presenting .zeroviz-player { display: none; }
 .zeroviz-presenting .zeroviz-picture-card { flex: 1 1 auto; min-height: 0; border: 0; }
 .zeroviz-presenting .zeroviz-drawing { width: 100%; height: 100%; max-height: none; }
+.zeroviz-presenting .zeroviz-formula-card { overflow: auto; }
 .zeroviz-presenting .zeroviz-now { font-size: 2.6vh; color: inherit; min-height: 2.7em; }
 .zeroviz-presenting .zeroviz-now-held { font-size: 2vh; color: inherit; }
 .zeroviz-presenting .zeroviz-formula { font-size: 3.4vh; --jp-ui-font-color1: currentColor;
@@ -229,10 +233,8 @@ ACCESS_JS = """
     if (event.key !== 'End' || !handle.matches?.('.zeroviz-explorer .noUi-handle')) return;
     event.preventDefault();
     event.stopImmediatePropagation();
-    for (let before; before !== handle.getAttribute('aria-valuenow');) {
-      before = handle.getAttribute('aria-valuenow');
-      handle.dispatchEvent(new KeyboardEvent('keydown', { key: 'ArrowRight', bubbles: true, cancelable: true }));
-    }
+    const slider = handle.closest('.noUi-target').noUiSlider;
+    slider.set(slider.options.range.max);
   }, true);
 
   const says = (control) => {

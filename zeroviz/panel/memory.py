@@ -12,13 +12,13 @@ from zeroviz.panel.cells import (
     cause_head,
     difference,
     figures,
-    rank_words,
     source_heads,
     swatch,
     table,
 )
 from zeroviz.residuals import ONE_MEMORY, Held, Residual, residuals
 from zeroviz.trace import Trace
+from zeroviz.wording import ranks_words
 
 _MOMENT = {Held.REST: "at rest", Held.HOST: "at rest", Held.NCCL: "peak", Held.HERE: "machine peak"}
 _HEAD = {Held.REST: "at rest, bytes", Held.NCCL: "at the peak, as on NCCL", Held.HERE: "at the peak, as here"}
@@ -37,7 +37,7 @@ def memory_table(comparison: Comparison, groups: Sequence[Ranks], trace: Trace, 
         if ran and Held.HERE in found:
             shown = [Held.REST, Held.NCCL, Held.HERE]
         lines = _lines(found, shown, ranks[0], trace, ran)
-        first = f'<th scope="rowgroup" rowspan="{len(lines)}">{rank_words(ranks)}</th>'
+        first = f'<th scope="rowgroup" rowspan="{len(lines)}">{ranks_words(ranks)}</th>'
         for number, (kind, cells) in enumerate(lines):
             body.append(f'<tr class="zeroviz-{kind}">{"" if number else first}{cells}</tr>')
         joins_host = joins_host or any(residual.joins_host for residual in found.values())

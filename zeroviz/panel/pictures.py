@@ -30,7 +30,7 @@ def picture(name: str, state: Explorer, scene: Scene) -> dict[str, dict[str, Any
     """One of PICTURES under its name; a film with its `frames`. scene: the state's."""
     say = state.say
     if name == "bars":
-        return {name: placed(scene, say)}
+        return {name: placed(scene, say, state.rank)}
     if name == "map":
         return {name: placed_map(build_shard_map(state.spec), say)}
     if name == "wire":

@@ -284,6 +284,8 @@ class Stage {
 
   listen() {
     this.sliders = [];
+    this.typed = (event) => this.type(event);
+    for (const kind of ["focusout", "keydown"]) document.addEventListener(kind, this.typed, true);
     for (const [toggle, id] of Object.entries(this.model.get("sliders")))
       this.model.widget_manager.get_model(id).then((slider) => {
         const moved = (_, index, { updated_view } = {}) => {
@@ -293,11 +295,26 @@ class Stage {
           queueMicrotask(() => this.leap(toggle, index));
         };
         slider.on("change:index", moved);
-        this.sliders.push([slider, moved]);
+        this.sliders.push([toggle, slider, moved]);
         if (toggle !== "ranks" || this.last) return;
         this.last = { toggle, slider, way: 1 };
         this.rest();
       }, () => {}); // a saved page that has lost the slider: there is no kernel to be ahead of
+  }
+
+  // A number typed beside a slider, which ipywidgets does not read: another of its values at once, what is none of them
+  // by the kernel, that takes it or says why not. The slider's own number stands there until it has.
+  type(event) {
+    const field = event.target.closest?.(".widget-readout");
+    const control = field?.closest(".zeroviz-controls > *");
+    if (!control || !this.root.closest(".zeroviz-explorer")?.contains(field)) return;
+    const found = this.sliders.find(([toggle]) => control.classList.contains(`zeroviz-${toggle.replaceAll("_", "-")}`));
+    if (!found || (event.type === "keydown" && (event.key !== "Enter" || event.shiftKey))) return;
+    const [toggle, slider] = found;
+    const [text, said] = [field.textContent.trim(), slider.get("_options_labels")[slider.get("index")]];
+    if (event.type === "keydown") event.preventDefault();
+    field.textContent = said;
+    if (text !== said) this.model.send({ typed: text, toggle });
   }
 
   // One place at a time, so that a move meanwhile waits for one at most; first the one that the last move went towards.
@@ -511,10 +528,9 @@ class Stage {
     if (!layer || !bars) return;
     if (of !== this.frames.of) return void trace(layer.line, "");
     const x = left + ((right - left) * this.frames.nbytes[now]) / Math.max(1, most);
-    const rank = this.frames.rank;
     const whole = this.frames.each;
     const path = bars
-      .filter(([, , first, last]) => whole || (first <= rank && rank <= last))
+      .filter(([, , is_shown]) => whole || is_shown)
       .map(([y, height]) => `M${x} ${y - 3}V${y + height + 3}M${x - 5} ${y - 7}H${x + 5}L${x} ${y}Z`)
       .join("");
     layer.line ??= mark("path", layer, { class: "zeroviz-cursor-line" });
@@ -551,7 +567,8 @@ class Stage {
     if (this.isPresenting) this.leave();
     this.model.off("change", this.changed);
     this.model.off("msg:custom", this.told);
-    for (const [slider, moved] of this.sliders) slider.off("change:index", moved);
+    for (const [, slider, moved] of this.sliders) slider.off("change:index", moved);
+    for (const kind of ["focusout", "keydown"]) document.removeEventListener(kind, this.typed, true);
     this.model.off("change:cursor", this.moved);
   }
 }

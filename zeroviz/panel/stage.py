@@ -41,6 +41,8 @@ MOST_RANKS = 4096
 MOST_AHEAD = 500_000
 """Letters of the pictures in sight; of more none is drawn ahead: most of it would be sent in vain, and a move meanwhile
 would wait for it."""
+MAX_DIGITS = 18
+"""Of a number that is typed beside a slider: more than any has."""
 JOINED = ("bars", "map", "frames")
 """What the page joins by the moment of the step, if it is of one state."""
 
@@ -131,6 +133,8 @@ class Stage(anywidget.AnyWidget):
             self.draw_rest()
         elif message.get("ahead"):
             self._draw_ahead(message)
+        elif "typed" in message:
+            self._typed(str(message.get("toggle")), str(message["typed"]))
         else:
             self.asked(str(message.get("ask", "")))
 
@@ -146,6 +150,18 @@ class Stage(anywidget.AnyWidget):
             offered = {toggle: slider.options for toggle, slider in self._sliders.items()}
             pictures = pictures_ahead(self._state, asked, offered, names)
             self.send({"ahead": pictures, "toggle": asked["toggle"], "version": self.version})
+
+    def _typed(self, toggle: str, text: str) -> None:
+        """A number typed beside a slider: any that a state may have, not only those along it."""
+        if toggle not in self._sliders:
+            return
+        digits = text.replace(",", "")
+        if digits.isascii() and digits.isdecimal() and len(digits) <= MAX_DIGITS:
+            self._state.choose(**{toggle: int(digits)})
+            return
+        with self._state.lock:
+            shown = text if len(text) <= MAX_DIGITS else f"{text[:MAX_DIGITS]}…"
+            self._state.error, self._state.notice = f"{toggle} is {shown!r}; type a whole number, such as 12.", ""
 
     def asked(self, what: str) -> None:
         """What a presenter's key asks for, one of ASKS: the strategy after or before, twice or half the ranks, undo."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 from html import escape
 
 from zeroviz.compare import Comparison, LinkRow, Moment, WireRow, compare, outside_words
-from zeroviz.panel.cells import cause_cell, cause_head, difference, figures, rank_words, signed, source_heads, table
+from zeroviz.panel.cells import cause_cell, cause_head, difference, figures, signed, source_heads, table
 from zeroviz.panel.memory import memory_table
 from zeroviz.residuals import alone, op_notes
 from zeroviz.scene import Scene
 from zeroviz.style import PAINT
 from zeroviz.trace import Trace
+from zeroviz.wording import ranks_words
 
 MAX_ASIDES = 6
 _HEADS = {
@@ -114,7 +115,7 @@ def _wire(comparison: Comparison, ran: bool) -> str:
             group = row.predicted.group
             data = f'data-rank="{row.rank}" data-op="{row.op.value}" data-group="{group.value}" data-figure="{figure}"'
             name = f"{row.op.value}<br>{row.dtype} {group.words}".rstrip()
-            first = f'<th rowspan="3">{rank_words(ranks)}</th><th rowspan="3">{name}</th>'
+            first = f'<th rowspan="3">{ranks_words(ranks)}</th><th rowspan="3">{name}</th>'
             body.append(
                 f'<tr>{"" if number else first}<th scope="row">{figure}</th>'
                 f"{figures(predicted, measured, ran, data, row.cause, unit)}{cause_cell(row.cause, ran)}</tr>"
@@ -141,7 +142,7 @@ def _link(comparison: Comparison, ran: bool) -> str:
         for number, (figure, predicted, measured, unit) in enumerate(lines):
             data = f'data-rank="{row.rank}" data-direction="{row.direction.value}" data-figure="{figure}"'
             name = f"{row.direction.value}<br>{row.dtype}"
-            first = f'<th rowspan="2">{rank_words(ranks)}</th><th rowspan="2">{name}</th>'
+            first = f'<th rowspan="2">{ranks_words(ranks)}</th><th rowspan="2">{name}</th>'
             body.append(
                 f'<tr>{"" if number else first}<th scope="row">{figure}</th>'
                 f"{figures(predicted, measured, ran, data, row.cause, unit)}{cause_cell(row.cause, ran)}</tr>"
