@@ -29,6 +29,8 @@ def say(label: str, language: Language) -> str:
         return _CHINESE[label]
     if (found := _AMOUNT.fullmatch(label)) and found["label"] in _CHINESE:
         return f"{_CHINESE[found['label']]}{' 至多' if found['up_to'] else ''} {found['amount']}"
+    if label.startswith("ranks ") and label.endswith("…"):
+        return label.replace("ranks", "rank")
     if found := _RANKS.fullmatch(label):
         return f"rank {found['first']} 至 {found['last']}"
     if (found := _RANK.fullmatch(label)) and found["more"]:

@@ -197,7 +197,7 @@ class Explorer(Runs):
                 taken = take_in(text, name)
                 toggles = {"model": taken.model} if taken.trace is None else _toggles_of(taken.trace.spec)
             except ZerovizError as error:
-                self.error, self.notice = str(error), ""
+                self.error, self.notice = str(error).replace(": --params COUNT", ""), ""  # the shell's
                 return False
             if not self.choose(**toggles):
                 return False
@@ -220,9 +220,14 @@ class Explorer(Runs):
     @validate("gpu")
     def _gpu_that_holds(self, proposal: Any) -> str:
         try:
-            CapacityLine.of(parse_capacity(proposal.value), DEFAULT_RESERVE_NBYTES)
+            capacity = parse_capacity(proposal.value)
         except SpecError as error:
-            raise TraitError(str(error)) from None
+            raise TraitError(str(error).replace("--gpu is", "GPU is")) from None
+        if capacity.nbytes <= DEFAULT_RESERVE_NBYTES:
+            raise TraitError(
+                f"GPU is {proposal.value!r}, {format_nbytes(capacity.nbytes)}; it must be more than the "
+                f"{format_nbytes(DEFAULT_RESERVE_NBYTES)} that are kept for what is no tensor, such as 80GB or 80GiB."
+            )
         return str(proposal.value)
 
     @contextmanager

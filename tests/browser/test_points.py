@@ -195,7 +195,15 @@ def test_the_presenter_shows_one_picture_by_keys(explorer: ExplorerPage) -> None
     wait_until(explorer, lambda: explorer.title().startswith("SHARD_GRAD_OP on 8 ranks"))
     keys.press("b")
     wait_until(explorer, explorer.root.locator(".zeroviz-blank").is_visible)
-    keys.press("b")
+    keys.press("s")  # any key brings the picture back, and does nothing unseen
+    wait_until(explorer, explorer.root.locator(".zeroviz-blank").is_hidden)
+    assert explorer.title().startswith("SHARD_GRAD_OP on 8 ranks")
+    keys.press("5")  # what is longer than the window is scrolled through
+    formula = explorer.root.locator(".zeroviz-formula-card")
+    wait_until(explorer, formula.locator(".zeroviz-formula").is_visible)
+    formula.hover()
+    explorer.page.mouse.wheel(0, 20_000)
+    wait_until(explorer, lambda: bool(formula.evaluate("e => e.scrollTop + e.clientHeight >= e.scrollHeight - 2")))
     keys.press("Escape")
     wait_until(explorer, lambda: len(shown()) > 3)
     assert explorer.page.evaluate("document.activeElement.className").endswith("zeroviz-present")

@@ -124,8 +124,8 @@ def test_many_ranks_fold_into_rows_of_equal_ones(ranks: int) -> None:
 
 
 def test_equal_ranks_of_many_groups_share_a_row() -> None:
-    """1,024 groups of 4, and 133,106 parameters that no 4 divide: the last shard of each group has the padding, so there
-    are two kinds of rank, however many groups; drawn one by one the picture would be 60,000 points high."""
+    """1,024 groups of 4, and units that 4 does not divide: the last shard of each group has the padding, so there are
+    two kinds of rank, however many groups. Drawn one by one they would be a picture of 60,000 points."""
     trace = predict(
         RunSpec(
             model=PRESETS["tiny"],

@@ -232,8 +232,14 @@ def test_the_map_is_of_this_state_and_the_chosen_gpu() -> None:
     fits = state.heatmap().current.fits
     state.gpu = "24GB"
     assert fits and not state.heatmap().current.fits
-    for wrong in ("a toaster", "0GB", "2GB"):  # of the last the reserve leaves nothing
-        assert not state.choose_gpu(wrong) and state.gpu == "24GB" and state.error.endswith(".")
+    for wrong, sentence in (
+        ("a toaster", "GPU is 'a toaster'; allowed are"),
+        ("0GB", "GPU is '0GB'; allowed are"),
+        ("80", "GPU is '80', 80 B; it must be more than the 2.147 GB that are kept"),
+        ("2GB", "GPU is '2GB', 2 GB; it must be more than the 2.147 GB that are kept"),
+    ):
+        assert not state.choose_gpu(wrong) and state.gpu == "24GB"
+        assert state.error.startswith(sentence) and state.error.endswith(".")
         with pytest.raises(TraitError):
             state.gpu = wrong
     assert state.choose_gpu("h200-141gb") and not state.error

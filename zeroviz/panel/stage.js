@@ -421,8 +421,10 @@ class Stage {
     if (!this.isPresenting || event.ctrlKey || event.altKey || event.metaKey) return;
     const turns = { PageDown: 1, PageUp: -1 };
     const asks = { s: "strategy", S: "strategy back", "+": "more ranks", "=": "more ranks", "-": "fewer ranks", u: "undo" };
+    const isBlank = this.root.classList.contains("zeroviz-blanked");
     if (event.key === "Escape") this.leave();
-    else if (event.key === "b" || event.key === "B" || event.key === ".") this.root.classList.toggle("zeroviz-blanked");
+    else if (isBlank) this.root.classList.remove("zeroviz-blanked"); // and nothing else unseen
+    else if (event.key === "b" || event.key === "B" || event.key === ".") this.root.classList.add("zeroviz-blanked");
     else if (event.key in turns) this.present(this.presented + turns[event.key]);
     else if (event.key >= "1" && event.key <= "9") this.present(Number(event.key) - 1);
     else if (event.key in asks) this.model.send({ ask: asks[event.key] });
