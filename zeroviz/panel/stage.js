@@ -302,8 +302,8 @@ class Stage {
       }, () => {}); // a saved page that has lost the slider: there is no kernel to be ahead of
   }
 
-  // A number typed beside a slider, which ipywidgets does not read: another of its values at once, what is none of them
-  // by the kernel, that takes it or says why not. The slider's own number stands there until it has.
+  // A number typed beside a slider, which ipywidgets does not read. The kernel takes it or says why not; until it has,
+  // the slider's own number stands there.
   type(event) {
     const field = event.target.closest?.(".widget-readout");
     const control = field?.closest(".zeroviz-controls > *");
