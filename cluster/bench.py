@@ -23,7 +23,7 @@ from cluster.collectives import Collectives, collectives_of
 from cluster.live import environment
 from cluster.meter import Meter, held_by_category
 from cluster.probe import GroupCheck
-from cluster.rank import RankJob, _set_imports_aside, joined_group
+from cluster.rank import RankJob, joined_group, set_imports_aside
 from cluster.session import Session
 from cluster.steps import counted_of, steps_of
 from zeroviz.backend import OnProgress, Progress, RunState
@@ -96,7 +96,7 @@ class BenchSide:
 def bench_rank(job: RankJob) -> dict[str, Any]:
     """One rank's part: `job.num_rounds` rounds of `job.spec` beside `job.against`. Plain data, `own` and `other`."""
     assert job.against is not None
-    _set_imports_aside()
+    set_imports_aside()
     torch.set_num_threads(1)
     device = torch.device(job.device)
     if device.type == "cuda":

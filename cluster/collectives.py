@@ -219,14 +219,14 @@ class Collectives:
             with _backend():
                 return Handle(call())
         before, began, alone = settling.counter(), self._num_ops, self._num_in_flight == 0
-        num_owners = _num_owners(tensors)
+        num_owners = count_owners(tensors)
         self._num_in_flight += 1
 
         def after() -> None:
             self._num_in_flight -= 1
             if alone and self._num_in_flight == 0 and self._num_ops <= began + 1:
                 # Its references to what it was given go late as well. Who drops these tensors must see their bytes go.
-                settling.until(lambda: _num_owners(tensors) <= num_owners)
+                settling.until(lambda: count_owners(tensors) <= num_owners)
                 live = settling.down_to(before)
                 if live is not None:
                     with record_function(f"{SETTLED_RANGE}{live}"):
@@ -248,7 +248,7 @@ def _in_place(full: torch.Tensor, shard: torch.Tensor) -> bool:
     return same and full.storage_offset() == shard.storage_offset()
 
 
-def _num_owners(tensors: Sequence[torch.Tensor]) -> int:
+def count_owners(tensors: Sequence[torch.Tensor]) -> int:
     """How many references keep the tensors and their storages."""
     counted: Sequence[Any] = tensors  # torch's stubs lack _use_count
     return sum(tensor._use_count() + torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) for tensor in counted)

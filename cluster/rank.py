@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import platform
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -61,7 +62,7 @@ def run_rank(job: RankJob) -> dict[str, Any]:
     The result is `zeroviz.trace.rank_to_dict` plus `environment` and `notes`, sentences about the figures' sources.
     Raises SpecError when the device lacks the precision, RunError when a collective of its groups is wrong.
     """
-    _set_imports_aside()
+    set_imports_aside()
     device = torch.device(job.device)
     check_precision(job.spec, device)
     if device.type == "cuda":
@@ -71,7 +72,7 @@ def run_rank(job: RankJob) -> dict[str, Any]:
         groups.check()
         trace, method = _train(job, comm, device, groups)
         result = rank_to_dict(trace)
-        _collect()  # what a library holds in circles goes while its group is still there
+        collect()  # what a library holds in circles goes while its group is still there
     result["environment"] = {
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -84,13 +85,17 @@ def run_rank(job: RankJob) -> dict[str, Any]:
     return result
 
 
-@cache
-def _set_imports_aside() -> None:
-    """Take what torch's import left on the heap out of the garbage collector's sight, once a process.
+def set_imports_aside() -> None:
+    """Take what imports left on the heap out of the garbage collector's sight, once for each set of modules.
 
-    A full collection, which each metered run needs, then takes a millisecond and not a quarter of a second.
+    A full collection, of which each metered run needs several, then takes a millisecond and not a quarter of a second.
     """
-    gc.collect()
+    _set_aside(len(sys.modules))
+
+
+@cache
+def _set_aside(_: int) -> None:
+    collect()
     gc.freeze()
 
 
@@ -120,7 +125,7 @@ def joined_group(job: RankJob) -> Iterator[Collectives]:
         dist.destroy_process_group()
 
 
-def _collect() -> None:
+def collect() -> None:
     """Drop what nobody holds, twice: finalizers of a library's objects may cut further circles."""
     for _ in range(2):
         gc.collect()
@@ -132,7 +137,8 @@ def _train(job: RankJob, comm: Collectives, device: torch.device, groups: GroupC
     # One thread a rank: ranks share the cores, and a kernel's scratch grows with its threads.
     torch.set_num_threads(1)
     make = steps_of(spec, comm, device)
-    _collect()
+    set_imports_aside()  # those of the library
+    collect()
     before = live_nbytes(device)
     meter = Meter()
     executor = make(meter)

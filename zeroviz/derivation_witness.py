@@ -247,9 +247,10 @@ def _deepspeed_chunks(spec: RunSpec, widths: Mapping[Category, Width]) -> Rules:
     bucket = Rule(Sym("B"), Sym("B"), "the bucket in which gradients are reduced")
     states = (Category.SHARDED_PARAM, Category.SHARDED_GRAD, Category.MASTER_PARAM, Category.OPTIMIZER_STATE)
     limit: int = value_of(spec.settings, "persistence_numel", spec.impl)
+    besides = f"Those of at most {limit:,} elements are whole besides" if spec.ranks > 1 else "One rank's is the whole"
     sentence = (
-        f"Every parameter i is cut by itself into N chunks. Those of at most {limit:,} elements are whole besides. A "
-        "bucket of B elements is held for good, whatever the model, and so are the gradient's norm and a flag."
+        f"Every parameter i is cut by itself into N chunks. {besides}. A bucket of B elements is held for good, "
+        "whatever the model, and so are the gradient's norm and a flag."
     )
     extents = {**dict.fromkeys(states, cut), Category.UNSHARDED_PARAM: small, Category.BUCKET: bucket}
     return Rules(extents, sentence, {**widths, Category.BUCKET: Widths.of(spec.recipe).param})

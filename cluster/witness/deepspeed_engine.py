@@ -33,8 +33,7 @@ import torch
 from torch import nn
 from torch.profiler import record_function
 
-from cluster.collectives import SETTLED_RANGE, Collectives
-from cluster.collectives import _num_owners as count_owners
+from cluster.collectives import SETTLED_RANGE, Collectives, count_owners
 from zeroviz.settings import value_of
 from zeroviz.spec import Precision, RunSpec, Strategy
 

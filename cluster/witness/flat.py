@@ -127,8 +127,9 @@ class Instance:
         return sum(part.numel_in_shard for part in self.flat._shard_param_infos if part.in_shard)
 
     def come_and_go(self) -> Iterator[Tensor]:
-        """What FSDP makes and frees of the unit: the gathered buffer, and the gradient's shard."""
-        for name in ("_full_param_padded", "_saved_grad_shard", "grad"):
+        """What FSDP makes and frees of the unit: the gathered buffer, the shard in the compute dtype (the whole, with
+        NO_SHARD), and the gradient's shard."""
+        for name in ("_full_param_padded", "_mp_shard", "_saved_grad_shard", "grad"):
             if (tensor := getattr(self.flat, name, None)) is not None:
                 yield tensor
 

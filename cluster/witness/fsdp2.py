@@ -34,7 +34,7 @@ from torch.distributed.fsdp._fully_shard import _fully_shard as library
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
 
-from cluster.collectives import Collectives, Members
+from cluster.collectives import Collectives, Members, count_owners
 from cluster.dtypes import TORCH_DTYPE
 from cluster.link import Link
 from cluster.meter import Meter
@@ -108,6 +108,7 @@ class FSDP2:
         self.link = Link(meter)
         self._marks = Marks(meter, comm)
         self._num_batches = 0
+        self._num_owners = count_owners([torch.empty(1)])  # of a tensor that Python alone holds
         with meshes.taken():
             self.model = self._build(meshes.mesh)
         for module in self.model.modules():
@@ -120,7 +121,10 @@ class FSDP2:
         self.optimizer = make_optimizer(spec.optimizer, self._parameters)
 
     def _all_reduced(self, shard: Tensor) -> None:
-        """The library has all-reduced a gradient shard across replicas."""
+        """The library has all-reduced a gradient shard across replicas. In a metered step gloo lets go of it before it
+        is cast."""
+        if (settling := self.comm.settling) is not None:
+            settling.until(lambda: count_owners([shard]) <= self._num_owners)
         self.comm.saw(CollectiveOp.ALL_REDUCE, shard, Group.REPLICA)
 
     def _build(self, mesh: DeviceMesh) -> Chain:

@@ -35,7 +35,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from cluster.collectives import Collectives
+from cluster.collectives import Collectives, count_owners
 from cluster.dtypes import TORCH_DTYPE
 from cluster.meter import Meter
 from cluster.own.optimizer import LEARNING_RATE, WEIGHT_DECAY
@@ -74,6 +74,7 @@ class Megatron(PlainSteps):
         self, spec: RunSpec, comm: Collectives, meter: Meter, device: torch.device, groups: ProcessGroupCollection
     ) -> None:
         self._groups = groups
+        self._num_owners = count_owners([torch.empty(1)])  # of a tensor that Python alone holds
         super().__init__(spec, comm, meter, device)
 
     def wrap(self, plain: PlainModel) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -133,9 +134,15 @@ class Megatron(PlainSteps):
 
     def update(self) -> None:
         clips = self.spec.clip_norm is not None
-        with as_if_cuda(self.device) if clips else nullcontext():
+        with as_if_cuda(self.device, self._settle) if clips else nullcontext():
             self._sharded.step()
         self.counted.sent.clear()  # the norm is no buffer, and would outlive its step there
+
+    def _settle(self, norm: Tensor) -> None:
+        """In a metered step, wait until gloo has let go of the norm that it has summed, as our own seam does: its bytes
+        go when Megatron drops it."""
+        if (settling := self.comm.settling) is not None:
+            settling.until(lambda: count_owners([norm]) <= self._num_owners)
 
     def held_tensors(self) -> Iterator[tuple[Tensor, Category]]:
         yield from super().held_tensors()
@@ -174,21 +181,24 @@ def _quiet() -> Iterator[None]:
 
 
 @contextmanager
-def as_if_cuda(device: torch.device) -> Iterator[None]:
-    """Answer, inside, for `device` what the library asks of a GPU. See [Note: without CUDA]."""
+def as_if_cuda(device: torch.device, before_item: Callable[[Tensor], None] | None = None) -> Iterator[None]:
+    """Answer, inside, for `device` what the library asks of a GPU. See [Note: without CUDA].
+
+    before_item: called with a tensor whose value is about to be read. On a GPU reading it waits for the collective.
+    """
     if device.type == "cuda":
         yield
         return
-    with patch.object(torch.cuda, "current_device", lambda: device), _AsIfCuda(device):
+    with patch.object(torch.cuda, "current_device", lambda: device), _AsIfCuda(device, before_item):
         yield
 
 
 class _AsIfCuda(TorchFunctionMode):
     """Tensors asked for on "cuda" are made on `device`, and say of their type that they are there."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, before_item: Callable[[Tensor], None] | None) -> None:
         super().__init__()
-        self._device = device
+        self._device, self._before_item = device, before_item
 
     def __torch_function__(
         self,
@@ -200,6 +210,8 @@ class _AsIfCuda(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if "device" in kwargs and torch.device(kwargs["device"]).type == "cuda":
             kwargs["device"] = self._device
+        if func is Tensor.item and self._before_item is not None:
+            self._before_item(args[0])
         result = func(*args, **kwargs)
         if func is Tensor.type and isinstance(result, str):
             return result.replace("torch.", "torch.cuda.", 1)

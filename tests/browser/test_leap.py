@@ -15,26 +15,26 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 TINY = PRESETS["tiny"]
 
 # A key on a slider and, in the same task, before any message can come: what the pictures say, and the state's number.
-_PRESS = """([control, key]) => {
+_PRESS = """([control, key, names]) => {
   const root = document.querySelector('.zeroviz-explorer');
   const stage = root.querySelector('.zeroviz-stage');
   const handle = root.querySelector(`.zeroviz-${control} .noUi-handle`);
-  const said = () => ['bars', 'map'].map(
+  const said = () => names.map(
     name => stage.querySelector(`.zeroviz-${name}-card svg`).getAttribute('aria-label').split('. ')[0]);
   const before = { version: stage.dataset.version, said: said() };
-  handle.focus();
+  handle.focus({ preventScroll: true });
   handle.dispatchEvent(new KeyboardEvent('keydown', { key, bubbles: true, cancelable: true }));
   return Promise.resolve().then(() => ({ before, after: { version: stage.dataset.version, said: said() } }));
 }"""
 
 
-def await_ahead(explorer: ExplorerPage, toggle: str) -> None:
-    """Until the page has what is one step ahead of what it shows."""
+def await_ahead(explorer: ExplorerPage, toggle: str, *names: str) -> None:
+    """Until the page has what is one step ahead of what it shows, the pictures of these names at least."""
     stage = explorer.root.locator(".zeroviz-stage")
 
     def is_there() -> bool:
-        ahead, version = stage.get_attribute("data-ahead"), stage.get_attribute("data-version")
-        return ahead == f"{toggle} {version}"
+        ahead, version = stage.get_attribute("data-ahead") or "", stage.get_attribute("data-version")
+        return ahead.split()[:2] == [toggle, version] and {*names} <= {*ahead.split()[2:]}
 
     wait_until(explorer, is_there)
 
@@ -43,21 +43,34 @@ def await_ahead(explorer: ExplorerPage, toggle: str) -> None:
 def test_the_next_step_is_there_before_the_kernel_is_asked(app: ExplorerPage, key: str, ranks: int) -> None:
     app.control("reset").click()
     assert_shows(app, predict(RunSpec(model=TINY, ranks=4)))
-    await_ahead(app, "ranks")
-    shown = app.page.evaluate(_PRESS, ["ranks", key])
+    await_ahead(app, "ranks", "bars", "map")
+    shown = app.page.evaluate(_PRESS, ["ranks", key, ["bars", "map"]])
     title = f"ZeRO-3 on {ranks} ranks, fp32"
     assert shown["before"]["said"] == ["ZeRO-3 on 4 ranks, fp32", "ZeRO-3 on 4 ranks, fp32: who holds what"]
     assert shown["after"] == {"version": shown["before"]["version"], "said": [title, f"{title}: who holds what"]}
     assert_shows(app, predict(RunSpec(model=TINY, ranks=ranks)))
 
 
+def test_what_is_scrolled_to_is_ahead_as_well(app: ExplorerPage) -> None:
+    """What was drawn ahead for one place of the page is not all that another place shows."""
+    app.control("reset").click()
+    assert_shows(app, predict(RunSpec(model=TINY, ranks=4)))
+    await_ahead(app, "ranks", "bars")
+    app.root.locator(".zeroviz-wire-card svg").scroll_into_view_if_needed()
+    await_ahead(app, "ranks", "wire")
+    shown = app.page.evaluate(_PRESS, ["ranks", "ArrowRight", ["wire"]])
+    assert shown["before"]["said"][0].startswith("ZeRO-3 on 4 ranks, fp32")
+    assert shown["after"]["said"][0].startswith("ZeRO-3 on 5 ranks, fp32")
+    assert shown["after"]["version"] == shown["before"]["version"]
+
+
 def test_the_slider_that_moved_last_is_ahead(app: ExplorerPage) -> None:
     app.control("reset").click()
     app.slide("batch", "ArrowRight")
     assert_shows(app, predict(RunSpec(model=TINY, ranks=4, batch=2)))
-    await_ahead(app, "batch")
+    await_ahead(app, "batch", "bars")
     before = app.root.locator(".zeroviz-bars-card svg").get_attribute("aria-label")
-    app.page.evaluate(_PRESS, ["batch", "ArrowRight"])
+    app.page.evaluate(_PRESS, ["batch", "ArrowRight", ["bars"]])
     now = app.root.locator(".zeroviz-bars-card svg").get_attribute("aria-label")
     assert before and now and "2 x 32 tokens" in before and "4 x 32 tokens" in now
     assert_shows(app, predict(RunSpec(model=TINY, ranks=4, batch=4)))

@@ -18,7 +18,6 @@ from cluster.rank import RankJob, joined_group, run_rank
 from cluster.steps import steps_of
 from cluster.witness.plain import PlainSteps
 from tests.dist.ranks import RankPool
-from tests.dist.test_parity import NUM_STEPS
 from zeroviz.compare import compare
 from zeroviz.predict import predict
 from zeroviz.spec import DType, RunSpec
@@ -28,17 +27,6 @@ CPU = torch.device("cpu")
 T = TypeVar("T")
 
 Turn = tuple[str, str, str, dict[Category, int]]
-
-
-def train(job: RankJob) -> dict[str, torch.Tensor]:
-    """Train as one rank; return every parameter, fp32, by name."""
-    return with_steps(job, _train)
-
-
-def _train(steps: PlainSteps) -> dict[str, torch.Tensor]:
-    for _ in range(NUM_STEPS):
-        steps.step()
-    return {name: value.detach().float().clone() for name, value in steps.plain.by_name.items()}
 
 
 def with_steps(job: RankJob, function: Callable[[PlainSteps], T]) -> T:

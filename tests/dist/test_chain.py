@@ -95,8 +95,9 @@ def test_a_free_that_was_taken_for_one_without_an_event_may_have_one_yet() -> No
 
 
 def test_a_free_of_a_block_that_came_since_is_not_the_unseen_one() -> None:
-    """The clone of 40 went unseen (140 -> 100). Block 2 comes, of its size, and gloo's 8 come and go unseen, so that the
-    free of block 2, to the same total of 100, does not follow from what is known: it is no late event of the clone's."""
+    """The clone of 40 went unseen (140 -> 100). Block 2 comes, of its size, and gloo's 8 come and go unseen, so that
+    the free of block 2, to the same total of 100, does not follow from what is known: it is no late event of the
+    clone's."""
     events = [link(1, 1, 40, 140, by_backend=True), mark(2, 100), link(3, 2, 40, 140)]
     chain = Chain(100, [*events, link(4, 3, 8, 148, by_backend=True), link(5, 2, -40, 100)])
     assert changes(chain) == [(1, 40), (1, -40), (2, 40), (3, 8), (3, -8), (2, -40)]

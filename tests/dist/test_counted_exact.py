@@ -22,8 +22,8 @@ from zeroviz.errors import SpecError
 from zeroviz.ledger import Ledger
 from zeroviz.models import Family, Sublayer, SublayerKind
 from zeroviz.partition import Segment
-from zeroviz.schedule import OpKind
 from zeroviz.predict import predict
+from zeroviz.schedule import OpKind
 from zeroviz.spec import Precision, RunSpec, preset
 from zeroviz.tape import Sizes
 from zeroviz.trace import Category, Event

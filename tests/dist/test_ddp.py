@@ -11,9 +11,10 @@ from torch import Tensor
 from cluster.rank import RankJob, run_rank
 from cluster.witness.ddp import DDP
 from cluster.witness.plain import PlainSteps
-from tests.dist.plain_steps import assert_as_predicted, live, rest, train, with_steps
+from tests.dist.plain_steps import assert_as_predicted, live, rest, with_steps
 from tests.dist.ranks import RankPool
-from tests.dist.test_parity import BF16_SUM_BOUND, BOUND, distance, reference
+from tests.dist.references import BF16_SUM_BOUND, BOUND, distance, reference
+from tests.dist.trained import trained
 from tests.every import crossed
 from zeroviz.collectives import CollectiveOp
 from zeroviz.models import PRESETS, ModelShape
@@ -44,7 +45,7 @@ def test_it_trains_as_one_process_does(rank_pool: RankPool, model: ModelShape, r
     for settings in (Settings(), Settings(bucket_nbytes=30_000, bucket_view=True)):
         spec = ddp(model, ranks, batch=2, settings=settings)
         want, start = reference(spec)
-        for got in rank_pool.run(train, spec):
+        for got in trained(rank_pool, spec):
             assert distance(got, want, start) <= BOUND[ranks], settings
 
 
@@ -54,7 +55,7 @@ def test_in_bf16_it_trains_as_one_process_with_the_same_casts(rank_pool: RankPoo
     for model in (TINY, LLAMA):
         spec = ddp(model, ranks, batch=2, precision=Precision.BF16)
         want, start = reference(spec)
-        for got in rank_pool.run(train, spec):
+        for got in trained(rank_pool, spec):
             assert distance(got, want, start) <= (BOUND[2] if ranks == 2 else BF16_SUM_BOUND), model.name
 
 
@@ -64,7 +65,7 @@ def test_micro_batches_train_as_one_process_does(rank_pool: RankPool, no_sync: b
     """Reducing each time adds to the mean of those before: another order of additions."""
     spec = ddp(LLAMA, 2, batch=2, accumulation=3, no_sync=no_sync, settings=Settings(bucket_view=view))
     want, start = reference(spec)
-    for got in rank_pool.run(train, spec):
+    for got in trained(rank_pool, spec):
         assert distance(got, want, start) <= (BOUND[2] if no_sync is None else BOUND[3])
 
 

@@ -10,20 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from cluster.allocator import live_nbytes
-from cluster.dtypes import TORCH_DTYPE
-from cluster.meter import Meter
-from cluster.model import Reference, initial_value
-from cluster.own.optimizer import make_optimizer
-from cluster.rank import RankJob, joined_group, run_rank
-from cluster.steps import steps_of
-from cluster.text import load_batch
+from cluster.model import Reference
+from cluster.rank import RankJob, run_rank
 from tests.dist.plain_steps import CPU, assert_same_figures, live, rest
 from tests.dist.ranks import MAX_RANKS, RankPool
-from tests.dist.test_parity import BF16_SUM_BOUND, BOUND, NUM_STEPS, distance
-from tests.dist.test_parity import reference as fp32_reference
+from tests.dist.references import BF16_SUM_BOUND, BOUND, NodesAtModules, deepspeed_reference, distance, reference
+from tests.dist.trained import trained
 from tests.every import crossed
 from zeroviz.collectives import CollectiveOp
 from zeroviz.compare import compare
@@ -77,53 +71,12 @@ def pairs() -> list[tuple[Strategy, Precision]]:
 # ---- it trains ----
 
 
-def train(job: RankJob) -> dict[str, Tensor]:
-    """Train as one rank; return every parameter, or its master where there is one, whole and fp32, by name."""
-    from deepspeed.utils import safe_get_full_fp32_param
-
-    torch.set_num_threads(1)
-    with joined_group(job) as comm:
-        steps: Any = steps_of(job.spec, comm, CPU)(Meter())
-        for _ in range(NUM_STEPS):
-            steps.step()
-        named = steps.plain.by_name
-        if job.spec.strategy is not Strategy.DDP:
-            return {name: safe_get_full_fp32_param(value).detach().clone() for name, value in named.items()}
-        if job.spec.recipe.master is None:
-            return {name: value.detach().clone() for name, value in named.items()}
-        (masters,) = steps._zero.fp32_groups
-        order = [next(name for name, value in named.items() if value is each) for each in steps.plain.parameters()]
-        return {name: master.detach().clone() for name, master in zip(order, masters, strict=True)}
-
-
-class NodesAtModules(Reference):
-    """The model with an autograd node at each module's input, as stage 3 puts its own there.
-
-    An RMSNorm uses its input x twice and the residual connection a third time. Autograd adds three gradients as they
-    come, (residual + a) + b. With a node before the norm it is residual + (a + b): another last bit, which Adam's first
-    step, the gradient by its own root, makes 1e-6 of the way trained.
-    """
-
-    def __init__(self, *of: Any) -> None:
-        super().__init__(*of)
-        for sublayer in self.chain:
-            for module in sublayer.modules():
-                module.register_forward_pre_hook(_with_nodes)
-
-
-def _with_nodes(_: torch.nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """`view_as` makes a node; token numbers have none."""
-    return tuple(
-        each.view_as(each) if isinstance(each, Tensor) and each.is_floating_point() else each for each in inputs
-    )
-
-
 @pytest.mark.parametrize(("model", "ranks"), crossed(["tiny", "tiny-llama"], [2, 3, 4]))
 def test_every_stage_trains_as_one_process_does_in_fp32(rank_pool: RankPool, model: str, ranks: int) -> None:
     for stage in STAGES:
         model_type = NodesAtModules if stage is Strategy.ZERO3 else Reference
-        want, start = fp32_reference(deepspeed(Strategy.DDP, ranks, model, batch=2), model_type=model_type)
-        for got in rank_pool.run(train, deepspeed(stage, ranks, model, batch=2)):
+        want, start = reference(deepspeed(Strategy.DDP, ranks, model, batch=2), model_type=model_type)
+        for got in trained(rank_pool, deepspeed(stage, ranks, model, batch=2)):
             assert distance(got, want, start) <= BOUND[ranks], stage
 
 
@@ -131,65 +84,10 @@ def test_every_stage_trains_as_one_process_does_in_fp32(rank_pool: RankPool, mod
 def test_units_and_micro_batches_change_nothing(rank_pool: RankPool, unit: str) -> None:
     for stage in STAGES:
         spec = deepspeed(stage, accumulation=2, unit=UnitPolicy.parse(unit))
-        want, start = fp32_reference(spec)
-        for got in rank_pool.run(train, spec):
+        want, start = reference(spec)
+        for got in trained(rank_pool, spec):
             # A tied parameter's two gradients are added up in another order than the reference's.
             assert distance(got, want, start) <= BOUND[3], stage
-
-
-def same_casts(spec: RunSpec) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """(trained, initial) masters of one process with DeepSpeed's casts.
-
-    The master begins as what the bf16 parameter is. All that is sent is bf16: divided by N before the sum, but by stage
-    0 and the optimizer with whole fp32 gradients after it. Stages 2 and 3 send every micro-batch's and add up the sums,
-    in the gradient's dtype; the others add up first. Stage 0's optimizer makes a step without gradients as it begins,
-    which counts as Adam's first and decays the weights.
-    """
-    torch.set_num_threads(1)
-    bf16, grad_dtype, ranks = torch.bfloat16, TORCH_DTYPE[spec.recipe.grad], range(spec.ranks)
-    model = Reference(spec.model, spec.seed, bf16)
-    named = dict(model.named_parameters())
-    start = {shape.name: initial_value(spec.model, shape, spec.seed).to(bf16).float() for shape in spec.model.params}
-    masters = {name: torch.nn.Parameter(start[name].clone()) for name in named}
-    optimizer = make_optimizer(spec.optimizer, list(masters.values()))
-
-    def step_with(gradients: dict[str, Tensor]) -> None:
-        for name, master in masters.items():
-            master.grad = gradients[name].float()
-        optimizer.step()
-
-    def gradient(rank: int, number: int) -> dict[str, Tensor]:
-        model.zero_grad()
-        (model(load_batch(spec, rank, number, CPU)) / spec.accumulation).backward()
-        return {name: parameter.grad for name, parameter in named.items() if parameter.grad is not None}
-
-    if spec.strategy is Strategy.DDP:
-        step_with({name: torch.zeros_like(master) for name, master in masters.items()})
-    divides_after = spec.strategy is Strategy.DDP or keeps_whole_gradients(spec)
-    for step in range(NUM_STEPS):
-        numbers = range(step * spec.accumulation, (step + 1) * spec.accumulation)
-        rounds = [[number] for number in numbers] if spec.reduces_each else [numbers]
-        total: dict[str, Tensor] = {}
-        for micro_batches in rounds:
-            sums: dict[str, Tensor] = {}
-            for rank in ranks:
-                mine: dict[str, Tensor] = {}
-                for number in micro_batches:
-                    fresh = gradient(rank, number)
-                    kept = grad_dtype if keeps_whole_gradients(spec) else bf16
-                    mine = {name: mine[name] + fresh[name].to(kept) if mine else fresh[name].to(kept) for name in fresh}
-                sent = {name: value.to(bf16) / (1 if divides_after else spec.ranks) for name, value in mine.items()}
-                sums = {name: sums[name] + sent[name] if sums else sent[name] for name in sent}
-            if divides_after:
-                sums = {name: value * (1 / spec.ranks) for name, value in sums.items()}
-            total = {
-                name: total[name] + sums[name].to(grad_dtype) if total else sums[name].to(grad_dtype) for name in sums
-            }
-        step_with(total)
-        with torch.no_grad():
-            for name, parameter in named.items():
-                parameter.copy_(masters[name])
-    return {name: master.detach() for name, master in masters.items()}, start
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
@@ -201,16 +99,16 @@ def test_bf16_trains_as_one_process_with_the_same_casts(rank_pool: RankPool, ran
         if precision is Precision.FP32:
             continue
         spec = deepspeed(stage, ranks, model, precision=precision, accumulation=accumulation)
-        want, start = same_casts(spec)
-        for got in rank_pool.run(train, spec):
+        want, start = deepspeed_reference(spec)
+        for got in trained(rank_pool, spec):
             assert distance(got, want, start) <= (BOUND[2] if ranks == 2 else BF16_SUM_BOUND), spec
 
 
 def test_the_first_step_of_stage_0_in_bf16_is_made_without_gradients(rank_pool: RankPool) -> None:
     """Without it in the reference the two are far apart: a trap for whoever takes stage 0 as the baseline."""
     spec = deepspeed(Strategy.DDP, precision=Precision.BF16_MIXED)
-    want, start = same_casts(replace(spec, strategy=Strategy.ZERO1))
-    assert distance(rank_pool.run(train, spec)[0], want, start) > 0.05
+    want, start = deepspeed_reference(replace(spec, strategy=Strategy.ZERO1))
+    assert distance(trained(rank_pool, spec)[0], want, start) > 0.05
 
 
 # ---- what it holds and sends ----
@@ -234,7 +132,7 @@ def assert_as_predicted(trace: Trace) -> None:
     assert compare(predicted, trace).unexplained == (), spec
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_every_stage_holds_and_sends_what_is_predicted(rank_pool: RankPool, ranks: int) -> None:
     for stage, precision in pairs():
         model = "tiny" if ranks != 3 else "tiny-llama"

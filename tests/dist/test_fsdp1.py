@@ -8,22 +8,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp._flat_param import FlatParamHandle
 
-from cluster.dtypes import TORCH_DTYPE
 from cluster.meter import Meter
-from cluster.model import Reference, initial_value
-from cluster.own.optimizer import make_optimizer
 from cluster.rank import RankJob, joined_group, run_rank
 from cluster.steps import steps_of
-from cluster.text import load_batch
 from cluster.witness.fsdp1 import FSDP1
-from cluster.witness.plain import PlainSegment
 from tests.dist.plain_steps import CPU, assert_as_predicted, live
 from tests.dist.ranks import RankPool
-from tests.dist.test_parity import BF16_SUM_BOUND, BOUND, NUM_STEPS, distance, reference
+from tests.dist.references import BF16_SUM_BOUND, BOUND, distance, mixed_reference, reference
+from tests.dist.trained import trained
 from tests.every import crossed
 from zeroviz.causes import is_unexplained
 from zeroviz.collectives import CollectiveOp
@@ -31,7 +26,7 @@ from zeroviz.compare import compare
 from zeroviz.models import PRESETS, ModelShape
 from zeroviz.partition import padding_numel, plan_for
 from zeroviz.predict import predict
-from zeroviz.settings import BackwardPrefetch, Settings, value_of
+from zeroviz.settings import BackwardPrefetch, Settings
 from zeroviz.spec import DType, Implementation, Optimizer, Precision, RunSpec, Strategy, UnitPolicy
 from zeroviz.trace import Category, Trace, rank_from_dict
 from zeroviz.witness.flat import flat_units
@@ -51,31 +46,13 @@ def fsdp1(model: ModelShape = TINY, ranks: int = 2, **settings: Any) -> RunSpec:
 # ---- it trains ----
 
 
-def train(job: RankJob) -> dict[str, torch.Tensor]:
-    """Train as one rank; return every parameter whole, fp32, by name."""
-    torch.set_num_threads(1)
-    with joined_group(job) as comm:
-        steps = steps_of(job.spec, comm, CPU)(Meter())
-        assert isinstance(steps, FSDP1)
-        for _ in range(NUM_STEPS):
-            steps.step()
-        with FullyShardedDataParallel.summon_full_params(steps.model, writeback=False):
-            return {
-                name: getattr(*slot).detach().float().clone()
-                for segment in steps.model.modules()
-                if isinstance(segment, PlainSegment)
-                for sublayer in segment.sublayers
-                for name, slot in sublayer.slots.items()
-            }
-
-
 @pytest.mark.parametrize(("model", "ranks"), crossed([TINY, LLAMA], [1, 2, 3, 4]))
 def test_it_trains_as_one_process_does(rank_pool: RankPool, model: ModelShape, ranks: int) -> None:
     want, start = reference(fsdp1(model, ranks, batch=2))
     for strategy in STRATEGIES:
         for unit, settings in ((BLOCK, Settings()), (MODEL, ORIG)):
             spec = fsdp1(model, ranks, batch=2, strategy=strategy, unit=unit, settings=settings)
-            for got in rank_pool.run(train, spec):
+            for got in trained(rank_pool, spec):
                 assert distance(got, want, start) <= BOUND[ranks], spec
 
 
@@ -84,7 +61,7 @@ def test_hybrid_shard_trains_as_one_process_does(rank_pool: RankPool, model: Mod
     want, start = reference(fsdp1(model, 4, batch=2))
     for settings in (Settings(), ORIG):
         spec = fsdp1(model, 4, batch=2, strategy=Strategy.HYBRID_SHARD, shard_ranks=shard_ranks, settings=settings)
-        for got in rank_pool.run(train, spec):
+        for got in trained(rank_pool, spec):
             assert distance(got, want, start) <= BOUND[4], settings
 
 
@@ -97,35 +74,8 @@ def test_in_bf16_it_trains_as_one_process_with_the_same_casts(
     for strategy in STRATEGIES:
         for unit in (BLOCK, MODEL):
             spec = fsdp1(model, ranks, batch=2, precision=Precision.BF16, strategy=strategy, unit=unit)
-            for got in rank_pool.run(train, spec):
+            for got in trained(rank_pool, spec):
                 assert distance(got, want, start) <= (BF16_SUM_BOUND if ranks > 2 else BOUND[2]), spec
-
-
-def mixed_reference(spec: RunSpec) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """(trained, initial) of one process that holds and updates fp32, computes in bf16, and sums the ranks' gradients in
-    the dtype they are reduced in."""
-    reduced = TORCH_DTYPE[value_of(spec.settings, "reduce_dtype", spec.impl) or DType.BF16]
-    torch.set_num_threads(1)
-    model = Reference(spec.model, spec.seed, torch.bfloat16)
-    named = dict(model.named_parameters())
-    start = {shape.name: initial_value(spec.model, shape, spec.seed) for shape in spec.model.params}
-    held = {name: torch.nn.Parameter(start[name].clone()) for name in named}
-    optimizer = make_optimizer(spec.optimizer, list(held.values()))
-    for step in range(NUM_STEPS):
-        with torch.no_grad():
-            for name, parameter in named.items():
-                parameter.copy_(held[name])
-        total = {name: torch.zeros((), dtype=reduced) for name in named}
-        for rank in range(spec.ranks):
-            model.zero_grad()
-            model(load_batch(spec, rank, step, CPU)).backward()
-            for name, parameter in named.items():
-                assert parameter.grad is not None
-                total[name] = total[name] + parameter.grad.to(reduced)
-        for name, parameter in held.items():
-            parameter.grad = (total[name] / spec.ranks).float()
-        optimizer.step()
-    return {name: parameter.detach() for name, parameter in held.items()}, start
 
 
 @pytest.mark.parametrize(("model", "ranks"), crossed([TINY, LLAMA], [2, 3, 4]))
@@ -137,7 +87,7 @@ def test_mixed_precision_trains_as_one_process_with_the_same_casts(
         want, start = mixed_reference(fsdp1(model, ranks, batch=2, precision=Precision.FSDP_MIXED, settings=settings))
         for strategy in STRATEGIES:
             spec = fsdp1(model, ranks, batch=2, precision=Precision.FSDP_MIXED, settings=settings, strategy=strategy)
-            for got in rank_pool.run(train, spec):
+            for got in trained(rank_pool, spec):
                 assert distance(got, want, start) <= bound, spec
 
 

@@ -17,22 +17,23 @@ from torch.distributed.tensor import DTensor
 
 from cluster.fake import FakeTensors
 from cluster.meter import Meter
-from cluster.rank import RankJob, joined_group, run_rank
+from cluster.rank import RankJob, run_rank
 from cluster.rehearse import CPU, fake_group, rehearse
 from cluster.steps import steps_of
-from cluster.witness.chunks import Chunks, local_part
+from cluster.witness.chunks import Chunks
 from cluster.witness.fsdp2 import FSDP2, _Gather
 from tests.dist.ranks import RankPool
-from tests.dist.test_parity import BOUND, NUM_STEPS, distance, reference
+from tests.dist.references import BOUND, distance, reference
 from tests.dist.test_rehearse import assert_same_events, live
 from tests.dist.tracker import tracker_totals
+from tests.dist.trained import trained
 from zeroviz.collectives import CollectiveOp
 from zeroviz.compare import compare
 from zeroviz.models import PRESETS
 from zeroviz.partition import local_rows, padding_numel, plan_for
 from zeroviz.spec import Implementation, Optimizer, Precision, RunSpec, Strategy, UnitPolicy
 from zeroviz.trace import Category, Origin, Trace, rank_from_dict
-from zeroviz.witness.fsdp2_groups import alike, parameter_order
+from zeroviz.witness.fsdp2_groups import alike
 
 STRATEGIES = (Strategy.ZERO3, Strategy.SHARD_GRAD_OP)
 
@@ -43,30 +44,6 @@ def fsdp2(model: str, ranks: int, **settings: Any) -> RunSpec:
 
 
 # ---- it trains ----
-
-
-def train(job: RankJob) -> dict[str, torch.Tensor]:
-    """Train as one rank; return this rank's rows of every parameter, fp32, by name."""
-    torch.set_num_threads(1)
-    with joined_group(job) as comm:
-        steps = steps_of(job.spec, comm, CPU)(Meter())
-        assert isinstance(steps, FSDP2)
-        for _ in range(NUM_STEPS):
-            steps.step()
-        shapes = parameter_order(job.spec)
-        parts = (local_part(parameter) for parameter in steps.model.parameters())
-        return {shape.name: part.detach().float().clone() for shape, part in zip(shapes, parts, strict=True)}
-
-
-def trained(rank_pool: RankPool, spec: RunSpec) -> list[dict[str, torch.Tensor]]:
-    """Every parameter whole, by name, once for each shard group.
-
-    The rows are joined here and not by `full_tensor`: that finds its groups in caches which outlive them, and in a
-    process that was in another run before it waits for ranks of the wrong one.
-    """
-    ranks = rank_pool.run(train, spec)
-    groups = [ranks[first : first + spec.num_shards] for first in range(0, spec.ranks, spec.num_shards)]
-    return [{name: torch.cat([rank[name] for rank in group]) for name in group[0]} for group in groups]
 
 
 @pytest.mark.parametrize("model", ["tiny", "tiny-llama"])

@@ -12,25 +12,21 @@ from typing import Any
 import pytest
 import torch
 
-from cluster.dtypes import TORCH_DTYPE
 from cluster.meter import Meter
-from cluster.model import Reference, initial_value
-from cluster.own.optimizer import make_optimizer
 from cluster.rank import RankJob, joined_group
 from cluster.rehearse import CPU, rehearse
 from cluster.steps import steps_of
-from cluster.text import load_batch
 from cluster.witness.counted import Counted
 from tests.dist.ranks import RankPool
-from tests.dist.test_fsdp2 import fsdp2, trained
-from tests.dist.test_parity import BF16_SUM_BOUND, BOUND, NUM_STEPS, distance, reference
+from tests.dist.references import BF16_SUM_BOUND, BOUND, distance, mixed_reference, reference
+from tests.dist.test_fsdp2 import fsdp2
 from tests.dist.test_rehearse import assert_same_events, live
+from tests.dist.trained import trained
 from tests.every import crossed
 from zeroviz.collectives import Group
 from zeroviz.compare import compare
 from zeroviz.predict import predict
-from zeroviz.settings import value_of
-from zeroviz.spec import DType, Precision, RunSpec, Settings, Strategy, UnitPolicy
+from zeroviz.spec import DType, Precision, Settings, Strategy, UnitPolicy
 from zeroviz.trace import Origin, Trace
 from zeroviz.wire import Collective
 
@@ -39,33 +35,6 @@ MIXED = Precision.FSDP_MIXED
 
 
 # ---- training ----
-
-
-def mixed_reference(spec: RunSpec) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """(trained, initial) parameters of one process with FSDP's casts: fp32 masters, bf16 copies that are computed with,
-    each rank's bf16 gradient cast to the dtype of the reduction, summed in rank order, divided, and cast to fp32."""
-    torch.set_num_threads(1)
-    wire = TORCH_DTYPE[value_of(spec.settings, "reduce_dtype", spec.impl) or spec.recipe.compute]
-    model = Reference(spec.model, spec.seed, TORCH_DTYPE[spec.recipe.compute])
-    named = dict(model.named_parameters())
-    start = {shape.name: initial_value(spec.model, shape, spec.seed) for shape in spec.model.params}
-    masters = {name: torch.nn.Parameter(start[name].clone()) for name in named}
-    optimizer = make_optimizer(spec.optimizer, list(masters.values()))
-    for step in range(NUM_STEPS):
-        total = {name: torch.zeros((), dtype=wire) for name in named}
-        for rank in range(spec.ranks):
-            model(load_batch(spec, rank, step, CPU)).backward()
-            for name, parameter in named.items():
-                assert parameter.grad is not None and parameter.grad.dtype is torch.bfloat16
-                total[name] = total[name] + parameter.grad.to(wire)
-            model.zero_grad()
-        for name, master in masters.items():
-            master.grad = (total[name] / spec.ranks).float()
-        optimizer.step()
-        with torch.no_grad():
-            for name, parameter in named.items():
-                parameter.copy_(masters[name])
-    return {name: master.detach() for name, master in masters.items()}, start
 
 
 @pytest.mark.parametrize(("model", "ranks"), crossed(["tiny", "tiny-llama"], [2, 3, 4]))

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from cluster.own.ddp import DDPUnit
 from cluster.own.step import Executor, Update

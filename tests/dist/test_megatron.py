@@ -11,30 +11,24 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch.overrides import _get_current_function_mode_stack
 
 from cluster.allocator import live_nbytes
-from cluster.dtypes import TORCH_DTYPE
 from cluster.meter import Meter
-from cluster.model import Reference
-from cluster.own.optimizer import make_optimizer
 from cluster.rank import RankJob, joined_group, run_rank
 from cluster.steps import steps_of
-from cluster.text import load_batch
 from tests.dist.plain_steps import CPU, live, rest, turns
 from tests.dist.ranks import RankPool
-from tests.dist.test_parity import BOUND, NUM_STEPS, distance, initial_value
+from tests.dist.references import BOUND, distance, megatron_reference
+from tests.dist.trained import of_pieces, train
 from tests.every import crossed
 from zeroviz.collectives import CollectiveOp
 from zeroviz.compare import compare
 from zeroviz.models import PRESETS, ModelShape
 from zeroviz.predict import predict
-from zeroviz.schedule import Phase
 from zeroviz.settings import Settings
 from zeroviz.spec import DType, Implementation, Optimizer, Precision, RunSpec, Strategy, UnitPolicy
 from zeroviz.trace import Category, Event, Trace, rank_from_dict
-from zeroviz.witness.megatron import NUMBER_NBYTES
 from zeroviz.witness.megatron_buffer import alike_stretches, buckets, owned_pieces
 
 pytestmark = pytest.mark.skipif(find_spec("megatron") is None, reason="pip install zeroviz[megatron]")
@@ -54,87 +48,10 @@ def megatron(model: ModelShape = TINY, ranks: int = 2, **settings: Any) -> RunSp
 # ---- it trains ----
 
 
-def owned(job: RankJob) -> list[tuple[str, int, Tensor]]:
-    """Train as one rank; of every piece it owns the parameter's name, where it begins, and its fp32 values."""
-    torch.set_num_threads(1)
-    with joined_group(job) as comm:
-        steps: Any = steps_of(job.spec, comm, CPU)(Meter())
-        for _ in range(NUM_STEPS):
-            steps.step()
-        names = {parameter: name for name, parameter in steps.plain.by_name.items()}
-        sharded = steps._sharded
-        of_fp32 = zip(sharded.model_fp32_groups, sharded.shard_fp32_groups, strict=True)
-        of_bf16 = zip(sharded.model_float16_groups, sharded.shard_fp32_from_float16_groups, strict=True)
-        return [
-            (names[whole], sharded._get_model_param_range_map(whole)["param"].start, piece.detach().clone())
-            for wholes, pieces in (*of_fp32, *of_bf16)
-            for whole, piece in zip(wholes, pieces, strict=True)
-        ]
-
-
-def assemble(spec: RunSpec, ranks: list[list[tuple[str, int, Tensor]]]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Every parameter, fp32, from the ranks' pieces, and who owns each element: each has one owner."""
-    flat = {shape.name: torch.full((shape.numel,), torch.nan) for shape in spec.model.params}
-    owner = {shape.name: torch.full((shape.numel,), -1) for shape in spec.model.params}
-    for rank, pieces in enumerate(ranks):
-        for name, start, values in pieces:
-            place = slice(start, start + len(values))
-            assert (owner[name][place] == -1).all()
-            flat[name][place], owner[name][place] = values, rank
-    assert all((rank >= 0).all() for rank in owner.values())
-    return tuple(  # type: ignore[return-value]
-        {shape.name: values[shape.name].view(shape.shape) for shape in spec.model.params} for values in (flat, owner)
-    )
-
-
-def ring_sum(by_rank: list[Tensor], owner: Tensor) -> Tensor:
-    """The sum as gloo's ring adds it: from the rank before an element's owner down and round to the owner. With thirds,
-    which round, three terms in another order are another fp32 number, and a bf16 parameter may round to its other
-    neighbour."""
-    total = torch.zeros_like(by_rank[0])
-    for last in range(len(by_rank)):
-        around = [by_rank[last - distance] for distance in range(1, len(by_rank) + 1)]
-        total = torch.where(owner == last, sum(around[1:], around[0]), total)
-    return total
-
-
-def same_casts(spec: RunSpec, owner: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """(trained, initial) of one process with Megatron's casts: a micro-batch's gradient is rounded to the parameter's
-    dtype before it is added in fp32, and the master begins as what the rounded parameter is."""
-    torch.set_num_threads(1)
-    dtype = TORCH_DTYPE[spec.recipe.param]
-    model = Reference(spec.model, spec.seed, dtype)
-    named = dict(model.named_parameters())
-    start = {shape.name: initial_value(spec.model, shape, spec.seed).to(dtype).float() for shape in spec.model.params}
-    masters = {name: torch.nn.Parameter(start[name].clone()) for name in named}
-    optimizer = make_optimizer(spec.optimizer, list(masters.values()))
-    for step in range(NUM_STEPS):
-        by_rank: dict[str, list[Tensor]] = {name: [] for name in masters}
-        for rank in range(spec.ranks):
-            mean = {name: torch.zeros_like(master) for name, master in masters.items()}
-            for micro_batch in range(spec.accumulation):
-                loss = model(load_batch(spec, rank, step * spec.accumulation + micro_batch, CPU))
-                (loss / spec.accumulation).backward()
-                for name, parameter in named.items():
-                    assert parameter.grad is not None
-                    mean[name] += parameter.grad
-                model.zero_grad()
-            for name, grads in by_rank.items():
-                grads.append(mean[name] * (1 / spec.ranks))
-        for name, master in masters.items():
-            master.grad = ring_sum(by_rank[name], owner[name])
-        if spec.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(list(masters.values()), spec.clip_norm)
-        optimizer.step()
-        with torch.no_grad():
-            for name, parameter in named.items():
-                parameter.copy_(masters[name])
-    return {name: master.detach() for name, master in masters.items()}, start
-
-
 def assert_trains(rank_pool: RankPool, spec: RunSpec, bound: float) -> None:
-    got, owner = assemble(spec, rank_pool.run(owned, spec))
-    want, start = same_casts(spec, owner)
+    parts = [rank.parts for rank in rank_pool.run(train, spec)]
+    got, owner = of_pieces(spec, parts)
+    want, start = megatron_reference(spec, owner)
     assert distance(got, want, start) <= bound, spec
 
 
@@ -160,8 +77,8 @@ def test_buckets_micro_batches_and_clipping_train_as_one_process_does(rank_pool:
 
 
 def assert_as_predicted(measured: Trace) -> None:
-    """At rest, on the wire and in every op, without what gloo's thread lets go when it gets to it; in bf16 kernels'
-    scratch too. What is left out is compared as well, and has a cause."""
+    """At rest, on the wire and in every op, without gloo's copies, which its thread lets go when it gets to it; in bf16
+    kernels' scratch too. What is left out is compared as well, and has a cause."""
     spec, predicted = measured.spec, predict(measured.spec)
     exact = spec.recipe.compute is DType.FP32
     for want, got in zip(predicted.ranks, measured.ranks, strict=True):
@@ -184,10 +101,7 @@ def assert_as_predicted(measured: Trace) -> None:
 
 
 def _by_gloo(event: Event) -> bool:
-    """Whether gloo's thread may be the last to hold it: its own copies, and the norm, the one number that is sent,
-    which nothing but its size tells from the numbers beside it."""
-    is_number = abs(event.delta_nbytes) == NUMBER_NBYTES and event.phase == Phase.OPTIMIZER.label
-    return event.category is Category.BACKEND_COPY or is_number
+    return event.category is Category.BACKEND_COPY
 
 
 UNITS = ("model", "block", "layer", "block:2")

@@ -12,9 +12,10 @@ from torch import Tensor
 from cluster.rank import RankJob, run_rank
 from cluster.witness.plain import PlainSteps
 from cluster.witness.zero_redundancy import ZeroRedundancy, ZeroRedundancyOptimizer
-from tests.dist.plain_steps import assert_as_predicted, live, train, with_steps
+from tests.dist.plain_steps import assert_as_predicted, live, with_steps
 from tests.dist.ranks import RankPool
-from tests.dist.test_parity import BF16_SUM_BOUND, BOUND, distance, reference
+from tests.dist.references import BF16_SUM_BOUND, BOUND, distance, reference
+from tests.dist.trained import trained
 from tests.every import crossed
 from zeroviz.collectives import CollectiveOp
 from zeroviz.models import PRESETS, ModelShape
@@ -42,7 +43,7 @@ def test_it_trains_as_one_process_does(rank_pool: RankPool, model: ModelShape, r
     for settings in (Settings(), Settings(bucket_nbytes=30_000, bucket_view=True)):
         spec = zro(model, ranks, batch=2, settings=settings)
         want, start = reference(spec)
-        results = rank_pool.run(train, spec)
+        results = trained(rank_pool, spec)
         for got in results:
             assert distance(got, want, start) <= BOUND[ranks], settings
             assert all(torch.equal(got[name], results[0][name]) for name in got)
@@ -54,14 +55,14 @@ def test_in_bf16_it_trains_as_one_process_with_the_same_casts(rank_pool: RankPoo
     for model in (TINY, LLAMA):
         spec = zro(model, ranks, batch=2, precision=Precision.BF16)
         want, start = reference(spec)
-        for got in rank_pool.run(train, spec):
+        for got in trained(rank_pool, spec):
             assert distance(got, want, start) <= (BOUND[2] if ranks == 2 else BF16_SUM_BOUND), model.name
 
 
 def test_micro_batches_train_as_one_process_does(rank_pool: RankPool) -> None:
     spec = zro(LLAMA, 2, batch=2, accumulation=3)
     want, start = reference(spec)
-    for got in rank_pool.run(train, spec):
+    for got in trained(rank_pool, spec):
         assert distance(got, want, start) <= BOUND[2]
 
 

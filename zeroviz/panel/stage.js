@@ -107,6 +107,7 @@ class Stage {
     this.overlays = {};
     this.texts = {};
     this.data = {};
+    this.numAsked = 0;
     root.classList.add("zeroviz-stage");
     this.card("bars", root);
     for (const [name, picture] of Object.entries(PICTURE_OF)) this.card(picture, this.section(name));
@@ -257,6 +258,8 @@ class Stage {
       if (JSON.stringify(seen) === JSON.stringify(this.model.get("seen"))) return;
       this.model.set("seen", seen);
       this.model.save_changes();
+      this.forget(); // it was drawn for what was in sight before
+      this.rest();
     });
     for (const name of PICTURES) {
       this.cards[name].dataset.picture = name;
@@ -269,15 +272,20 @@ class Stage {
     clearTimeout(this.resting);
     const version = this.model.get("version");
     const is_due = this.model.get("has_due");
-    if (!is_due && (!this.last || this.asked === version)) return;
+    if (!is_due && (!this.last || this.ahead || !this.model.get("seen")?.length)) return;
     this.resting = setTimeout(() => {
       if (is_due) return void this.model.send({ rest: true });
-      this.asked = version;
       const { toggle, slider, way } = this.last;
       const index = slider.get("index");
-      this.ahead = { toggle, version, pictures: {}, places: [index + way, index - way] };
+      this.numAsked += 1;
+      this.ahead = { number: this.numAsked, toggle, version, pictures: {}, places: [index + way, index - way] };
       this.ask();
     }, REST_MS);
+  }
+
+  forget() {
+    this.ahead = null;
+    delete this.root.dataset.ahead;
   }
 
   // ---- a slider's next step is drawn before it is made, and shown before the kernel has answered ----
@@ -319,13 +327,13 @@ class Stage {
 
   // One place at a time, so that a move meanwhile waits for one at most; first the one that the last move went towards.
   ask() {
-    const { toggle, version, places } = this.ahead;
-    if (places.length) this.model.send({ ahead: true, toggle, version, at: [places.shift()] });
-    else this.root.dataset.ahead = `${toggle} ${version}`;
+    const { number, toggle, version, places } = this.ahead;
+    if (places.length) this.model.send({ ahead: number, toggle, version, at: [places.shift()] });
+    else this.root.dataset.ahead = `${toggle} ${version} ${this.model.get("seen").join(" ")}`;
   }
 
-  keep({ ahead, toggle, version }) {
-    if (this.ahead?.version !== version || this.ahead.toggle !== toggle) return;
+  keep({ number, ahead }) {
+    if (this.ahead?.number !== number) return;
     const read = ([name, text]) => {
       const data = JSON.parse(text);
       return [name, { data, content: parsed(data.svg ?? "") }];
@@ -337,7 +345,7 @@ class Stage {
   leap(toggle, index) {
     const { ahead } = this;
     const found = ahead?.toggle === toggle && ahead.version === this.model.get("version") && ahead.pictures[index];
-    this.ahead = null;
+    this.forget();
     if (!found) return;
     for (const [name, { data, content }] of found) {
       this.texts[name] = null;
@@ -453,7 +461,7 @@ class Stage {
 
   draw() {
     const { model } = this;
-    if (this.ahead?.version !== model.get("version")) this.ahead = null;
+    if (this.ahead?.version !== model.get("version")) this.forget();
     for (const name of PICTURES) {
       const before = this.data[name]?.svg;
       if (!this.read(name)) continue;

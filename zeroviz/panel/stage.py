@@ -149,7 +149,7 @@ class Stage(anywidget.AnyWidget):
                 return
             offered = {toggle: slider.options for toggle, slider in self._sliders.items()}
             pictures = pictures_ahead(self._state, asked, offered, names)
-            self.send({"ahead": pictures, "toggle": asked["toggle"], "version": self.version})
+            self.send({"ahead": pictures, "number": asked["ahead"]})
 
     def _typed(self, toggle: str, text: str) -> None:
         """A number typed beside a slider: any that a state may have, not only those along it."""

@@ -57,6 +57,8 @@ class Stage3(Walk):
         return chunk_numel(shape.numel, self.spec.ranks) * self.spec.ranks
 
     def do(self, deeds: Iterable[Deed]) -> None:
+        if self.spec.ranks == 1:
+            return  # a rank's chunk is the parameter, and is used as it is
         item = self.param.itemsize
         for deed in deeds:
             alone = len(deed.shapes) == 1

@@ -58,7 +58,8 @@ class Stage0(Kept):
         for numel in self._calls():
             self.make(numel * grad.itemsize)
             self.send(CollectiveOp.ALL_REDUCE, grad, numel)
-            self.divide(grad)
+            if self.spec.ranks > 1:
+                self.divide(grad)
             self.drop(numel * grad.itemsize)
 
     def _calls(self) -> Iterator[int]:

@@ -10,14 +10,13 @@ gradients, whole and between steps.)
 rows, so that the last chunks are shorter, or empty, and padded. A rank's chunks lie in one buffer, their gradients in
 another one that is there for good, and so is the bucket gradients are reduced in, whatever the model:
 `reduce_bucket_size` elements. Parameters of at most `stage3_param_persistence_threshold` elements are whole besides.
-(partition_parameters.py, stage3.py.)
+The chunk of a single rank is the whole, and is used as it is. (partition_parameters.py, stage3.py.)
 
 [Note: stage 0] Nothing is cut. Gradients are dropped with the step. bf16 parameters have an fp32 master each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import lru_cache
 from itertools import pairwise
 
@@ -63,8 +62,8 @@ def owned_numel(spec: RunSpec, shape: NamedShape, rank: int) -> int:
 
 
 def is_persistent(spec: RunSpec, shape: NamedShape) -> bool:
-    """Whether the parameter stays whole under stage 3."""
-    return shape.numel <= int(value_of(spec.settings, "persistence_numel", spec.impl))
+    """Whether the parameter stays whole under stage 3, beside its chunks."""
+    return spec.ranks > 1 and shape.numel <= int(value_of(spec.settings, "persistence_numel", spec.impl))
 
 
 def keeps_whole_gradients(spec: RunSpec) -> bool:
@@ -116,7 +115,9 @@ def rest_of(spec: RunSpec) -> dict[Category, int]:
     if spec.strategy is Strategy.ZERO3:
         bucket: int = value_of(spec.settings, "bucket_numel", spec.impl)
         rest[Category.SHARDED_PARAM] = owned * recipe.param.itemsize
-        rest[Category.UNSHARDED_PARAM] = sum(gathered_numels(spec, persistent=True)) * recipe.param.itemsize
+        whole = (shape.numel for shape in spec.model.params if is_persistent(spec, shape))
+        gathered = sum(chunk_numel(numel, spec.ranks) * spec.ranks for numel in whole)
+        rest[Category.UNSHARDED_PARAM] = gathered * recipe.param.itemsize
         rest[Category.SHARDED_GRAD] = owned * recipe.grad.itemsize
         rest[Category.BUCKET] = bucket * recipe.param.itemsize
         rest[Category.TEMPORARY] = WIDE_NORM_NBYTES + FLAG_NBYTES
@@ -126,13 +127,6 @@ def rest_of(spec: RunSpec) -> dict[Category, int]:
         rest[Category.UNSHARDED_GRAD] = flat_numel(spec) * recipe.grad.itemsize
     rest[Category.TEMPORARY] = NORM_NBYTES
     return rest
-
-
-def gathered_numels(spec: RunSpec, *, persistent: bool) -> Iterator[int]:
-    """Elements of each parameter gathered, padding included: of those that stay whole, or of the others."""
-    for shape in spec.model.params:
-        if is_persistent(spec, shape) is persistent:
-            yield chunk_numel(shape.numel, spec.ranks) * spec.ranks
 
 
 def padding_nbytes(spec: RunSpec, rank: int) -> int:
