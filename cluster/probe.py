@@ -12,7 +12,6 @@ by.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -25,6 +24,7 @@ import torch.distributed as dist
 from cluster.allocator import live_nbytes
 from cluster.collectives import _all_gather, _reduce_scatter
 from cluster.dtypes import NAME_OF, TORCH_DTYPE
+from cluster.settle import settle
 from zeroviz.collectives import CollectiveOp
 from zeroviz.errors import RunError
 
@@ -32,9 +32,8 @@ SHARD_NUMEL = 5
 NUM_ADDENDS = 6
 _End = Callable[[], torch.Tensor]
 _Begun = tuple[dist.Work | None, torch.Tensor]
-# What one collective of a few bytes may take, and how long gloo's threads may keep its copies.
+# What one collective of a few bytes may take.
 TIMEOUT = timedelta(seconds=60)
-SETTLE_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,8 @@ class GroupCheck:
             if not any(group is other for other in self._probed):
                 self._probed.append(group)
                 _check_group(group, self._device)
-        _settle(self._device, before)
+        if before is not None:
+            settle(self._device, before)  # so that no later reading counts its copies
 
 
 def probe(job: Any) -> dict[str, Any]:
@@ -208,10 +208,3 @@ _RUN: dict[CollectiveOp, Callable[[Probe, dist.ProcessGroup, torch.Tensor], _Beg
     CollectiveOp.REDUCE_SCATTER: _scatter,
     CollectiveOp.BROADCAST: _broadcast,
 }
-
-
-def _settle(device: torch.device, before: int | None) -> None:
-    """Wait until the backend's threads have let go of their copies, so that no later reading counts them."""
-    deadline = time.monotonic() + SETTLE_S
-    while before is not None and (live_nbytes(device) or 0) > before and time.monotonic() < deadline:
-        time.sleep(0.0005)

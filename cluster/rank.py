@@ -23,6 +23,7 @@ from cluster.collectives import Collectives, collectives_of
 from cluster.meter import Meter, dependence, held_by_category
 from cluster.own.step import Executor
 from cluster.probe import GroupCheck
+from cluster.settle import settle
 from cluster.steps import Steps, counted_of, needs_group, steps_of
 from zeroviz.errors import SpecError
 from zeroviz.spec import DType, RunSpec
@@ -30,8 +31,6 @@ from zeroviz.trace import Category, RankTrace, rank_to_dict
 
 # The counter knows only blocks born after it is switched on, so it is switched on with this module.
 cpu_counter()
-
-SETTLE_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +167,7 @@ def _train(job: RankJob, comm: Collectives, device: torch.device, groups: GroupC
     rest = held_by_category(executor.held_tensors())
     step_counter_nbytes = sum(counter.untyped_storage().nbytes() for counter in executor.step_counters())
     comm.barrier()
-    _settle(device, (before or 0) + sum(rest.values()) + step_counter_nbytes)
+    settle(device, (before or 0) + sum(rest.values()) + step_counter_nbytes)
     comm.start_record()
     executor.link.start_record()
     # Nothing but the executor may hold its tensors while the step runs: it might want to free them.
@@ -209,13 +208,3 @@ def _resumed(executor: Steps, resume_from: str) -> int:
 
     assert isinstance(executor, Executor)
     return load(executor, Path(resume_from)).num_steps
-
-
-def _settle(device: torch.device, expected_nbytes: int) -> None:
-    """Wait until gloo's threads have let go of the last collective's copies.
-
-    That takes them up to a millisecond. What is still there after `SETTLE_S` is reported as it is.
-    """
-    deadline = time.monotonic() + SETTLE_S
-    while (nbytes := live_nbytes(device)) is not None and nbytes > expected_nbytes and time.monotonic() < deadline:
-        time.sleep(0.0005)

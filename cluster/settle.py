@@ -10,8 +10,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import torch
+
+from cluster.allocator import live_nbytes
+
 # A busy machine may keep that thread from its processor for long; what it still holds then would be named unexplained.
 BOUND_NS = 2_000_000_000
+# On a GPU more stays live than the step names, cuBLAS's workspaces for one, and would be waited for in vain.
+_GPU_BOUND_NS = 100_000_000
 # Short against the fraction of a millisecond that the backend's thread takes, and it lets that thread run.
 _PAUSE_S = 0.00002
 
@@ -52,3 +58,11 @@ class Settling:
         self.late_ns += time.perf_counter_ns() - start
         self.num_given_up += not done
         return done
+
+
+def settle(device: torch.device, nbytes: int) -> int:
+    """Between steps: wait until the backend's threads have let go of the last collective's copies and no more than
+    `nbytes` are live on `device`. Live bytes then; what is still there after the bound is the caller's to report."""
+    bound_ns = BOUND_NS if device.type == "cpu" else _GPU_BOUND_NS
+    Settling(lambda: live_nbytes(device) or 0, bound_ns).down_to(nbytes)
+    return live_nbytes(device) or 0

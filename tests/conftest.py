@@ -11,6 +11,9 @@ import pytest
 if TYPE_CHECKING:
     from tests.dist.ranks import RankPool
 
+# What fails in a helper is shown as in a test: what was there beside what was wanted.
+pytest.register_assert_rewrite("tests.browser", "tests.dist", "tests.pure", "tests.segments", "tests.view")
+
 # A local group talks over loopback; the host's name may resolve to an address that is not there. Set before torch is
 # imported, here and, by inheritance, in every process a test starts.
 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

@@ -29,8 +29,10 @@ _PRESS = """([control, key, names]) => {
 
 
 def await_ahead(explorer: ExplorerPage, toggle: str, *names: str) -> None:
-    """Until the page has what is one step ahead of what it shows, the pictures of these names at least."""
+    """Until the page has what is one step ahead of what it shows, the pictures of these names at least, scrolled to the
+    first of them."""
     stage = explorer.root.locator(".zeroviz-stage")
+    explorer.root.locator(f".zeroviz-{names[0]}-card svg").scroll_into_view_if_needed()
 
     def is_there() -> bool:
         ahead, version = stage.get_attribute("data-ahead") or "", stage.get_attribute("data-version")
@@ -56,7 +58,6 @@ def test_what_is_scrolled_to_is_ahead_as_well(app: ExplorerPage) -> None:
     app.control("reset").click()
     assert_shows(app, predict(RunSpec(model=TINY, ranks=4)))
     await_ahead(app, "ranks", "bars")
-    app.root.locator(".zeroviz-wire-card svg").scroll_into_view_if_needed()
     await_ahead(app, "ranks", "wire")
     shown = app.page.evaluate(_PRESS, ["ranks", "ArrowRight", ["wire"]])
     assert shown["before"]["said"][0].startswith("ZeRO-3 on 4 ranks, fp32")
@@ -81,7 +82,7 @@ def test_another_toggle_leaves_nothing_ahead_of_an_old_state(app: ExplorerPage) 
     app.control("reset").click()
     app.slide("ranks", "ArrowRight")
     assert_shows(app, predict(RunSpec(model=TINY, ranks=5)))
-    await_ahead(app, "ranks")
+    await_ahead(app, "ranks", "bars")
     app.press("strategy", "ZeRO-2")
     app.slide("ranks", "ArrowRight")
     assert_shows(app, predict(RunSpec(model=TINY, ranks=6, strategy=Strategy.ZERO2)))

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from torch import Tensor
 from cluster.allocator import live_nbytes
 from cluster.meter import Meter, held_by_category
 from cluster.rank import RankJob, collect, joined_group, set_imports_aside
+from cluster.settle import settle
 from cluster.steps import counted_of, steps_of
 from tests.dist.ranks import RankPool
 from zeroviz.partition import buffers_for
@@ -25,7 +25,6 @@ from zeroviz.spec import Implementation, RunSpec, Strategy
 from zeroviz.trace import Category
 
 NUM_STEPS = 5
-SETTLE_S = 2.0
 CPU = torch.device("cpu")
 Parts = Mapping[Any, Any]
 """A rank's share: by parameter's name, whole or its rows; by (name, first element) pieces; by unit's number shards."""
@@ -70,19 +69,11 @@ def train(job: RankJob, num_steps: int = NUM_STEPS) -> Trained:
         rest = held_by_category(steps.held_tensors())
         counters = sum(counter.untyped_storage().nbytes() for counter in steps.step_counters())
         comm.barrier()
-        allocated = _settled(sum(rest.values()) + counters, before)
+        allocated = settle(CPU, before + sum(rest.values()) + counters) - before
         result = Trained(parts_of(job.spec, steps), rest, counters, steps.padding_nbytes(), allocated)
         del steps
         collect()  # libraries' objects hold each other
         return result
-
-
-def _settled(expected: int, before: int) -> int:
-    """Live bytes beyond `before`, once gloo's threads have let go of the last collective's copies or had time to."""
-    deadline = time.monotonic() + SETTLE_S
-    while (nbytes := (live_nbytes(CPU) or 0) - before) > expected and time.monotonic() < deadline:
-        time.sleep(0.0005)
-    return nbytes
 
 
 # ---- a rank's share ----
