@@ -37,8 +37,9 @@ WITNESSES = (
 )  # fmt: skip
 OURS = ("activations_exact", "checkpoint", "counted_exact", "meter", "parity", "probe", "rank")
 ONE_OF = {**dict.fromkeys(WITNESSES, 20), **dict.fromkeys(OURS, 12)}
-"""Files of which a clean machine runs a part, to be done in half an hour: other people's implementations, and what our
-own does in more cells than a sample needs. One of how many cells runs."""
+"""Files of which a clean machine runs a part, to be done in half an hour: other people's implementations op by op, and
+what our own does in more cells than a sample needs. One of how many cells runs. That each trains and what it holds at
+rest is asked in every cell of the table, in test_grid.py, which is never cut."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -10,6 +10,7 @@ fp32, and Adam's division by a small root amplifies it in the first steps: 1e-4.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -21,8 +22,8 @@ from cluster.model import Reference, initial_value
 from cluster.own.optimizer import make_optimizer
 from cluster.text import load_batch
 from tests.dist.trained import CPU, NUM_STEPS
-from zeroviz.settings import value_of
-from zeroviz.spec import DType, Implementation, Precision, RunSpec, Strategy
+from zeroviz.settings import Settings, value_of
+from zeroviz.spec import DType, Implementation, Precision, RunSpec, Strategy, UnitPolicy, Zero1Form
 from zeroviz.witness.deepspeed_parts import keeps_whole_gradients
 
 BOUND = {1: 1e-6, 2: 1e-6, 3: 1e-4, 4: 1e-4}
@@ -250,9 +251,23 @@ def megatron_reference(spec: RunSpec, owner: dict[str, Tensor]) -> tuple[dict[st
 # ---- whichever it is ----
 
 
-@lru_cache(maxsize=16)
 def one_process(spec: RunSpec) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """(trained, initial) with the casts of the spec's implementation, but for Megatron's: see `megatron_reference`."""
+    """(trained, initial) with the casts of the spec's implementation, but for Megatron's: see `megatron_reference`.
+    Worked out once for all that one process does alike; units are the ranks' affair."""
+    alike: dict[str, Any] = {
+        "unit": UnitPolicy.parse("model"),
+        "shard_ranks": None,
+        "zero1_form": Zero1Form.REDUCE_SCATTER,
+    }
+    if spec.impl is not Implementation.DEEPSPEED:
+        alike |= {"strategy": Strategy.ZERO3}
+        if spec.precision is not Precision.FSDP_MIXED:
+            alike |= {"impl": Implementation.OWN, "settings": Settings()}
+    return _one_process(replace(spec, **alike))
+
+
+@lru_cache(maxsize=64)
+def _one_process(spec: RunSpec) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     if spec.precision is Precision.FSDP_MIXED:
         return mixed_reference(spec)
     if spec.impl is not Implementation.DEEPSPEED:
@@ -263,16 +278,11 @@ def one_process(spec: RunSpec) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 
 
 def bound(spec: RunSpec) -> float:
-    """Of the distance. Megatron's reference adds in gloo's own order."""
+    """Of the distance. Megatron's reference adds in gloo's own order; DeepSpeed sends what it computes in, and keeps it
+    in fp32 afterwards."""
     if spec.impl is Implementation.MEGATRON:
         return 0.0
+    sent = spec.recipe.compute if spec.impl is Implementation.DEEPSPEED else spec.recipe.grad
     if spec.precision is Precision.FSDP_MIXED:
-        sums_in_bf16 = value_of(spec.settings, "reduce_dtype", spec.impl) is not DType.FP32
-    else:
-        sums_in_bf16 = DType.BF16 in (spec.recipe.grad, spec.recipe.compute if _sends_as_computed(spec) else None)
-    return BF16_SUM_BOUND if sums_in_bf16 and spec.ranks > 2 else BOUND[spec.ranks]
-
-
-def _sends_as_computed(spec: RunSpec) -> bool:
-    """DeepSpeed's gradients are kept in fp32 after they were summed in bf16."""
-    return spec.impl is Implementation.DEEPSPEED
+        sent = value_of(spec.settings, "reduce_dtype", spec.impl) or spec.recipe.compute
+    return BF16_SUM_BOUND if sent is DType.BF16 and spec.ranks > 2 else BOUND[spec.ranks]

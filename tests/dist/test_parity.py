@@ -1,9 +1,5 @@
-"""Training parity: N ranks on N local batches end where one process on the global batch ends.
-
-The distance is |p - ref| / |ref - init|, norms over all parameters: an error is measured against how far training
-moved, not against how large the weights are.
-
-"""
+"""Training parity: N ranks on N local batches end where one process on the global batch ends. See `references.py` for
+the distance and its bounds."""
 
 from __future__ import annotations
 
