@@ -11,6 +11,11 @@ category of their own, which no figure for another backend counts.
 it is what was live before, and a metered step can wait for just that (`settle.py`). Where compute stands between them
 there is no such figure, and the copies go when gloo lets them go.
 
+[Note: late references] gloo's worker drops its references to what it was given some time after the result is there. The
+last of them but one gives the Python object back, which takes Python's lock: a moment in which torch counts one
+reference and the object still has one too many. Who drops the tensor then does not free it; the worker does, when it
+gets the lock, an op later or ten. So the object's own references are counted as well.
+
 [Note: groups] HYBRID_SHARD's ranks are a table of shard groups (rows, neighbours) by replicas (columns), as in a 2-D
 device mesh: rank r is in row r // G and column r % G. Each rank makes its own two groups and no other. A group of all
 ranks is the run's own, and a group of one rank is none.
@@ -18,10 +23,12 @@ ranks is the run's own, and a group of one rank is none.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from operator import le
 from typing import Any
 
 import torch
@@ -219,14 +226,14 @@ class Collectives:
             with _backend():
                 return Handle(call())
         before, began, alone = settling.counter(), self._num_ops, self._num_in_flight == 0
-        num_owners = count_owners(tensors)
+        owners = owners_of(tensors)
         self._num_in_flight += 1
 
         def after() -> None:
             self._num_in_flight -= 1
             if alone and self._num_in_flight == 0 and self._num_ops <= began + 1:
                 # Its references to what it was given go late as well. Who drops these tensors must see their bytes go.
-                settling.until(lambda: count_owners(tensors) <= num_owners)
+                settling.until(lambda: is_let_go(tensors, owners))
                 live = settling.down_to(before)
                 if live is not None:
                     with record_function(f"{SETTLED_RANGE}{live}"):
@@ -248,7 +255,31 @@ def _in_place(full: torch.Tensor, shard: torch.Tensor) -> bool:
     return same and full.storage_offset() == shard.storage_offset()
 
 
-def count_owners(tensors: Sequence[torch.Tensor]) -> int:
-    """How many references keep the tensors and their storages."""
-    counted: Sequence[Any] = tensors  # torch's stubs lack _use_count
-    return sum(tensor._use_count() + torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) for tensor in counted)
+def owners_of(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """How many references keep each tensor, its storage and its Python object: three numbers a tensor."""
+    counts = ((*_owners_in_torch(tensor), sys.getrefcount(tensor)) for tensor in tensors)
+    return [count for of_tensor in counts for count in of_tensor]
+
+
+def is_let_go(tensors: Sequence[torch.Tensor], before: Sequence[int]) -> bool:
+    """Whether no more references keep them than `before`, each count by itself. See [Note: late references]."""
+    return all(now <= then for now, then in zip(owners_of(tensors), before, strict=True))
+
+
+class LetGo:
+    """Waits for a tensor that a library gave to a call of its own, where nobody saw how it was held before: until
+    Python alone holds it, and then once more, for its object."""
+
+    def __init__(self) -> None:
+        self._alone = _owners_in_torch(torch.empty(1))
+
+    def wait(self, tensor: torch.Tensor, settling: Settling | None) -> None:
+        """In a metered step, which has a `settling`."""
+        if settling is not None:
+            settling.until(lambda: all(map(le, _owners_in_torch(tensor), self._alone)))
+            settling.let_in()
+
+
+def _owners_in_torch(tensor: Any) -> tuple[int, int]:  # torch's stubs lack _use_count
+    """How many references keep the tensor, and its storage."""
+    return tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)

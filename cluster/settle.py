@@ -20,6 +20,7 @@ BOUND_NS = 2_000_000_000
 _GPU_BOUND_NS = 100_000_000
 # Short against the fraction of a millisecond that the backend's thread takes, and it lets that thread run.
 _PAUSE_S = 0.00002
+_LET_IN_S = 0.0005
 
 
 class Settling:
@@ -44,6 +45,10 @@ class Settling:
             return live <= nbytes
 
         return live if self.until(is_down) else None
+
+    def let_in(self) -> None:
+        """Give Python's lock away for a moment: a thread that waits for it gets it."""
+        time.sleep(_LET_IN_S)
 
     def until(self, is_done: Callable[[], bool]) -> bool:
         """Wait until `is_done()`; False after the bound."""

@@ -33,7 +33,7 @@ import torch
 from torch import nn
 from torch.profiler import record_function
 
-from cluster.collectives import SETTLED_RANGE, Collectives, count_owners
+from cluster.collectives import SETTLED_RANGE, Collectives, is_let_go, owners_of
 from zeroviz.settings import value_of
 from zeroviz.spec import Precision, RunSpec, Strategy
 
@@ -112,10 +112,10 @@ def _settled(call: Callable[..., Any], comm: Collectives) -> Callable[..., Any]:
         if settling is None:
             return call(*args, **kwargs)
         tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
-        before, num_owners = settling.counter(), count_owners(tensors)
+        before, owners = settling.counter(), owners_of(tensors)
         work = call(*args, **kwargs)
         if work is None:
-            settling.until(lambda: count_owners(tensors) <= num_owners)
+            settling.until(lambda: is_let_go(tensors, owners))
         else:  # it holds what it was given until the library drops it
             work.wait()
         if (live := settling.down_to(before)) is not None:

@@ -34,7 +34,7 @@ from torch.distributed.fsdp._fully_shard import _fully_shard as library
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
 
-from cluster.collectives import Collectives, Members, count_owners
+from cluster.collectives import Collectives, LetGo, Members
 from cluster.dtypes import TORCH_DTYPE
 from cluster.link import Link
 from cluster.meter import Meter
@@ -108,7 +108,7 @@ class FSDP2:
         self.link = Link(meter)
         self._marks = Marks(meter, comm)
         self._num_batches = 0
-        self._num_owners = count_owners([torch.empty(1)])  # of a tensor that Python alone holds
+        self._let_go = LetGo()
         with meshes.taken():
             self.model = self._build(meshes.mesh)
         for module in self.model.modules():
@@ -123,8 +123,7 @@ class FSDP2:
     def _all_reduced(self, shard: Tensor) -> None:
         """The library has all-reduced a gradient shard across replicas. In a metered step gloo lets go of it before it
         is cast."""
-        if (settling := self.comm.settling) is not None:
-            settling.until(lambda: count_owners([shard]) <= self._num_owners)
+        self._let_go.wait(shard, self.comm.settling)
         self.comm.saw(CollectiveOp.ALL_REDUCE, shard, Group.REPLICA)
 
     def _build(self, mesh: DeviceMesh) -> Chain:

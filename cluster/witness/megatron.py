@@ -35,7 +35,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from cluster.collectives import Collectives, count_owners
+from cluster.collectives import Collectives, LetGo
 from cluster.dtypes import TORCH_DTYPE
 from cluster.meter import Meter
 from cluster.own.optimizer import LEARNING_RATE, WEIGHT_DECAY
@@ -74,7 +74,7 @@ class Megatron(PlainSteps):
         self, spec: RunSpec, comm: Collectives, meter: Meter, device: torch.device, groups: ProcessGroupCollection
     ) -> None:
         self._groups = groups
-        self._num_owners = count_owners([torch.empty(1)])  # of a tensor that Python alone holds
+        self._let_go = LetGo()
         super().__init__(spec, comm, meter, device)
 
     def wrap(self, plain: PlainModel) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -141,8 +141,7 @@ class Megatron(PlainSteps):
     def _settle(self, norm: Tensor) -> None:
         """In a metered step, wait until gloo has let go of the norm that it has summed, as our own seam does: its bytes
         go when Megatron drops it."""
-        if (settling := self.comm.settling) is not None:
-            settling.until(lambda: count_owners([norm]) <= self._num_owners)
+        self._let_go.wait(norm, self.comm.settling)
 
     def held_tensors(self) -> Iterator[tuple[Tensor, Category]]:
         yield from super().held_tensors()
