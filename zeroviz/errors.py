@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
+_LONG_WORD = re.compile(r"""([^\s'"]{80})[^\s'"]{80,}""")
+"""No path or name that a person gave is as long."""
+
 
 class ZerovizError(Exception):
-    """Base class: the message is a whole sentence and is shown without a traceback."""
+    """Base class: the message is a whole sentence and is shown without a traceback. What it quotes is cut short."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(_LONG_WORD.sub(r"\1…", message))
 
 
 class SpecError(ZerovizError, ValueError):

@@ -116,6 +116,7 @@ class Explorer(Runs):
         backend, nothing can be run."""
         self._choosing = False
         self._before: list[dict[str, Any]] = []  # the toggles of earlier states
+        self._group: int | None = None  # the shard group that was chosen; ranks may not be divisible by it meanwhile
         super().__init__(backend, loop, model=PRESETS["tiny"])
         self.opening = self.toggles
         self.predicted = predict(spec_of(self.toggles))
@@ -136,7 +137,7 @@ class Explorer(Runs):
 
     def _go_to(self, toggles: Mapping[str, Any], *, remembers: bool) -> bool:
         with self.lock:
-            wanted = {**self.toggles, **toggles}
+            wanted = {**self.toggles, "shard_ranks": self._group, **toggles}
             notes = settle(wanted, given=toggles)
             try:
                 predicted = predict(spec_of(wanted))
@@ -149,6 +150,8 @@ class Explorer(Runs):
                 for name, value in wanted.items():
                     setattr(self, name, value)
                 self.predicted = predicted
+                if "shard_ranks" in toggles or self._group is None:
+                    self._group = wanted["shard_ranks"]
                 self.guess_nbytes = None
                 self.rank = min(self.rank, predicted.spec.ranks - 1)
                 self._show_run()
@@ -258,7 +261,10 @@ class Explorer(Runs):
         with self.lock:
             other = Explorer()
             other._runs, other._unfinished = self._runs, self._unfinished
-            if not (other.choose(**self.toggles) and other.choose(**toggles)):
+            if not other.choose(**self.toggles):
+                return None
+            other._group = self._group
+            if not other.choose(**toggles):
                 return None
             for view in _SEEN_AS:
                 setattr(other, view, getattr(self, view))

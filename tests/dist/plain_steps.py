@@ -6,18 +6,19 @@ by category at every such turn are, with the place, and so every maximum of ever
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
 
+from cluster.collectives import Collectives
 from cluster.meter import Meter
-from cluster.rank import RankJob, joined_group, run_rank
+from cluster.rank import RankJob, run_rank
 from cluster.steps import steps_of
 from cluster.witness.plain import PlainSteps
 from tests.dist.ranks import RankPool
+from tests.dist.trained import in_group
 from zeroviz.compare import compare
 from zeroviz.predict import predict
 from zeroviz.spec import DType, RunSpec
@@ -30,19 +31,14 @@ Turn = tuple[str, str, str, dict[Category, int]]
 
 
 def with_steps(job: RankJob, function: Callable[[PlainSteps], T]) -> T:
-    """`function(steps)` on a rank of the job's group.
+    """`function(steps)` on a rank of the job's group."""
 
-    The model is dropped while the group stands. If it were the last to hold the group, the group's end would wait for
-    gloo's threads with Python's lock in hand, and they, letting go of the last collective's tensors, for the lock.
-    """
-    torch.set_num_threads(1)
-    with joined_group(job) as comm:
-        steps = [steps_of(job.spec, comm, CPU)(Meter())]
-        assert isinstance(steps[0], PlainSteps)
-        result = function(steps[0])
-        steps.clear()
-        gc.collect()  # libraries' objects hold each other
-        return result
+    def work(comm: Collectives) -> T:
+        steps = steps_of(job.spec, comm, CPU)(Meter())
+        assert isinstance(steps, PlainSteps)
+        return function(steps)
+
+    return in_group(job, work)
 
 
 def live(rank_pool: RankPool, spec: RunSpec) -> Trace:

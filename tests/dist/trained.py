@@ -5,16 +5,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from cluster.allocator import live_nbytes
+from cluster.collectives import Collectives
 from cluster.meter import Meter, held_by_category
 from cluster.rank import RankJob, collect, joined_group, set_imports_aside
 from cluster.settle import settle
@@ -26,6 +27,7 @@ from zeroviz.trace import Category
 
 NUM_STEPS = 5
 CPU = torch.device("cpu")
+T = TypeVar("T")
 Parts = Mapping[Any, Any]
 """A rank's share: by parameter's name, whole or its rows; by (name, first element) pieces; by unit's number shards."""
 
@@ -46,14 +48,24 @@ def trained(rank_pool: RankPool, spec: RunSpec, num_steps: int = NUM_STEPS) -> l
     return whole(spec, [rank.parts for rank in rank_pool.run(partial(train, num_steps=num_steps), spec)])
 
 
-def train(job: RankJob, num_steps: int = NUM_STEPS) -> Trained:
-    """Train as one rank.
+def in_group(job: RankJob, work: Callable[[Collectives], T]) -> T:
+    """What `work` makes of a rank's group.
 
-    The model is dropped while the group stands. If it were the last to hold the group, the group's end would wait for
-    gloo's threads with Python's lock in hand, and they, letting go of the last collective's tensors, for the lock.
+    What it made is dropped while the group stands. If a model were the last to hold the group, the group's end would
+    wait for gloo's threads with Python's lock in hand, and they, letting go of the last collective's tensors, for the
+    lock.
     """
     torch.set_num_threads(1)
     with joined_group(job) as comm:
+        result = work(comm)
+        collect()  # libraries' objects hold each other
+        return result
+
+
+def train(job: RankJob, num_steps: int = NUM_STEPS) -> Trained:
+    """Train as one rank."""
+
+    def work(comm: Collectives) -> Trained:
         make = steps_of(job.spec, comm, CPU)
         set_imports_aside()
         collect()
@@ -70,10 +82,9 @@ def train(job: RankJob, num_steps: int = NUM_STEPS) -> Trained:
         counters = sum(counter.untyped_storage().nbytes() for counter in steps.step_counters())
         comm.barrier()
         allocated = settle(CPU, before + sum(rest.values()) + counters) - before
-        result = Trained(parts_of(job.spec, steps), rest, counters, steps.padding_nbytes(), allocated)
-        del steps
-        collect()  # libraries' objects hold each other
-        return result
+        return Trained(parts_of(job.spec, steps), rest, counters, steps.padding_nbytes(), allocated)
+
+    return in_group(job, work)
 
 
 # ---- a rank's share ----

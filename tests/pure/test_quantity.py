@@ -43,6 +43,12 @@ def test_other_counts_are_refused_by_name(text: str) -> None:
         parse_count(text, "--params")
 
 
+def test_a_long_answer_is_quoted_to_its_eightieth_letter_and_the_sentence_goes_on() -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_count("9" * 400, "--params")
+    assert str(caught.value).startswith(f"--params is '{'9' * 80}…'; it must be a whole number")
+
+
 def test_gb_and_gib_are_never_the_same_word() -> None:
     # 38.5e9 / 1e9 = 38.5; 38.5e9 / 2**30 = 35.856.
     assert format_gb_gib(38_500_000_000) == "38.50 GB (35.86 GiB)"

@@ -49,7 +49,7 @@ def test_what_is_drawn_ahead_is_what_is_drawn(name: str, toggle: str) -> None:
     state.language, state.zoom, state.gpu, state.rank = Language.CHINESE, True, "24GiB", min(2, state.ranks - 1)
     offered = {each: page.controls.widget[each].options for each in SLIDERS}
     place = offered[toggle].index(page.controls.widget[toggle].value)
-    before = state.toggles, state.spec, shown(page)
+    before, rank = (state.toggles, state.spec, shown(page)), state.rank
     ahead = pictures_ahead(state, {"toggle": toggle, "at": [place - 1, place + 1]}, offered, PICTURES)
     assert (state.toggles, state.spec, shown(page)) == before, "what is drawn ahead changes nothing"
     num_moved = 0
@@ -61,7 +61,7 @@ def test_what_is_drawn_ahead_is_what_is_drawn(name: str, toggle: str) -> None:
             num_moved += 1
             assert {part: json.loads(text) for part, text in ahead[str(near)].items()} == shown(page)
             state.undo()
-            state.rank = before[2]["frames"]["rank"]
+            state.rank = rank
         else:
             assert str(near) not in ahead
     assert num_moved == len(ahead)

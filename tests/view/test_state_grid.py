@@ -179,6 +179,24 @@ def test_one_toggle_after_another_leads_to_a_state_or_to_a_sentence(impl: Implem
         assert state.toggles == before
 
 
+def test_a_shard_group_that_gave_way_comes_back() -> None:
+    """Along a slider of ranks there are primes, of which no group but one or all is a divisor."""
+    state = Explorer()
+    assert state.choose(strategy=Strategy.HYBRID_SHARD, ranks=8, shard_ranks=4)
+    groups = []
+    for ranks in (7, 6, 12, 4096, 5, 8):
+        beside = state.beside(ranks=ranks)
+        assert beside is not None and state.choose(ranks=ranks) and beside.toggles == state.toggles
+        groups.append(state.shard_ranks)
+    assert groups == [1, 3, 4, 4, 1, 4]
+    assert not state.notice
+    assert state.choose(strategy=Strategy.ZERO3) and state.shard_ranks is None
+    assert state.choose(strategy=Strategy.HYBRID_SHARD) and state.shard_ranks == 4
+    assert state.choose(ranks=7) and "a shard group is now 1: 7 ranks are not divisible by 4." in state.notice
+    state.undo()
+    assert (state.ranks, state.shard_ranks) == (8, 4)
+
+
 def test_a_shard_group_follows_to_one_that_the_code_has() -> None:
     """FSDP1 has none of one rank: of three ranks only all are a group."""
     state = Explorer()

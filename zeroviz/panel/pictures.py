@@ -50,7 +50,6 @@ def frames_of(film: Film, say: Say = str, *, is_each: bool) -> dict[str, Any]:
     """The film as plain lists, by what of it is looked up together. is_each: it is every rank's film."""
     frames = film.frames
     return {
-        "rank": film.rank,
         "each": is_each,
         "peak": film.peak,
         "unit": film.unit,
