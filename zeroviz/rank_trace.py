@@ -9,6 +9,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from math import isfinite, nan
 from operator import eq
 from typing import Any, overload
@@ -101,6 +102,11 @@ class RankTrace:
     def peak(self) -> Peak:
         """The first moment at which the device holds most, whatever kernels and backend borrow; at rest when the step
         allocates nothing. This is the figure "as on NCCL"."""
+        return self._peak
+
+    @cached_property
+    def _peak(self) -> Peak:
+        # Kept with the rank as well: a trace may have more ranks that differ than are remembered.
         return recall("peak", (self.events, self.rest), lambda: _find_peak(self))
 
     def machine_peak(self) -> Peak:

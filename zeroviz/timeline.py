@@ -15,6 +15,8 @@ from zeroviz.compare import place_text
 from zeroviz.course import Course, OpSpan, align, columns, course_of, edges_of
 from zeroviz.errors import TraceError
 from zeroviz.rank_trace import alike
+from zeroviz.ranks_apart import first_of_each
+from zeroviz.recall import recall
 from zeroviz.scene import Reference
 from zeroviz.spec import RunSpec
 from zeroviz.timeline_part import Overlay, Part, device_part, host_part, reaching
@@ -146,23 +148,19 @@ def adds_little(trace: Trace) -> bool:
 
 def distinct_ranks(drawn: Trace, measured: Trace | None = None) -> tuple[int, ...]:
     """The first of the ranks that share one timeline, for each timeline there is."""
-    seen: dict[object, int] = {}
+    return recall("distinct ranks", (drawn.ranks, measured), lambda: _distinct_ranks(drawn, measured), weigh=len)
+
+
+def _distinct_ranks(drawn: Trace, measured: Trace | None) -> tuple[int, ...]:
     if measured is None:
         # Predicted ranks share their events: nothing is to be worked out to see that.
-        if len({(id(rank.events), id(rank.rest)) for _, rank in alike(drawn.ranks)}) == 1:
-            return (0,)
-        courses: dict[int, tuple[int, Course]] = {}
-        for ranks, rank in alike(drawn.ranks):
-            course = course_of(rank)
-            courses.setdefault(id(course), (ranks.start, course))
-        if len(courses) == 1:
-            return tuple(start for start, _ in courses.values())
-        for start, course in courses.values():
-            seen.setdefault(course.device, start)
-    else:
-        for ours, theirs in zip(drawn.ranks, measured.ranks, strict=True):
-            # What is here beside goes by chance: gloo's thread may come before or after the next op has begun.
-            seen.setdefault((course_of(ours).device, course_of(theirs).device), ours.rank)
+        apart = {(id(rank.events), id(rank.rest)): rank for _, rank in reversed(alike(drawn.ranks))}
+        firsts = sorted(apart.values(), key=lambda rank: rank.rank)
+        return tuple(rank.rank for rank in (firsts if len(firsts) == 1 else first_of_each(firsts)))
+    seen: dict[object, int] = {}
+    for ours, theirs in zip(drawn.ranks, measured.ranks, strict=True):
+        # What is here beside goes by chance: gloo's thread may come before or after the next op has begun.
+        seen.setdefault((course_of(ours).device, course_of(theirs).device), ours.rank)
     return tuple(seen.values())
 
 

@@ -16,7 +16,7 @@ from zeroviz.errors import TraceError
 from zeroviz.models import PRESETS, bare
 from zeroviz.predict import predict
 from zeroviz.scene import Reference
-from zeroviz.spec import Offload, Precision, RunSpec, Strategy, UnitPolicy
+from zeroviz.spec import Implementation, Offload, Precision, RunSpec, Strategy, UnitPolicy
 from zeroviz.timeline import MAX_COLUMNS, Band, build_timeline, distinct_ranks
 from zeroviz.trace import Event, Origin, RankTrace, Trace
 
@@ -252,3 +252,24 @@ def test_predicted_ranks_share_a_timeline_and_nothing_is_spelt_out_for_it() -> N
     odd = replace(trace.ranks[2], rest={**trace.ranks[2].rest, Category.BUCKET: 3})
     ranks = (*trace.ranks[:2], odd, *trace.ranks[3:])
     assert distinct_ranks(replace(trace, ranks=ranks)) == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("impl", "strategy", "ranks"),
+    [
+        (Implementation.MEGATRON, Strategy.MEGATRON_OPTIM, 7),  # where a parameter is cut is each rank's own
+        (Implementation.MEGATRON, Strategy.MEGATRON_OPTIM, 64),
+        (Implementation.ZERO_REDUNDANCY, Strategy.ZERO1, 5),
+        (Implementation.DEEPSPEED, Strategy.ZERO2, 8),
+        (Implementation.FSDP2, Strategy.ZERO3, 3),
+    ],
+)
+def test_predicted_ranks_are_told_apart_as_their_whole_courses_would(
+    impl: Implementation, strategy: Strategy, ranks: int
+) -> None:
+    """Against the bytes at every moment of every rank."""
+    precision = Precision.BF16_FP32GRAD if impl is Implementation.MEGATRON else Precision.FP32
+    trace = predict(spec_of(impl=impl, strategy=strategy, ranks=ranks, precision=precision))
+    first = {course_of(rank).device: rank.rank for rank in reversed(trace.ranks)}
+    assert distinct_ranks(trace) == tuple(sorted(first.values()))
+    assert len(first) > 1
