@@ -12,8 +12,8 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 
+from tests.view.drawn import ODD, SVG, assert_odd_name_is_text, assert_same_bytes_again, assert_words_have_room, said_in
 from zeroviz.capacities import DEFAULT_RESERVE_NBYTES, parse_capacity
 from zeroviz.capacity_line import CapacityLine
 from zeroviz.compare import Moment
@@ -38,8 +38,6 @@ from zeroviz.spec import Implementation, Precision, RunSpec, Strategy, UnitPolic
 from zeroviz.state import ddp_peak
 from zeroviz.style import FONT_POINTS, PAINT, PAPER
 from zeroviz.trace import Category, Origin
-
-SVG = "{http://www.w3.org/2000/svg}"
 
 
 def scene_of(*, ran: bool = False, **fields: object) -> Scene:
@@ -102,7 +100,7 @@ def test_svg_holds_every_mark_and_word(name: str) -> None:
         assert marks[segment.id].get("data-nbytes") == str(segment.nbytes)
         tooltip = marks[segment.id].find(f"{SVG}title")
         assert tooltip is not None and f"{segment.nbytes:,} B" in (tooltip.text or "")
-    words = " ".join("".join(element.itertext()) for element in root.iter(f"{SVG}text"))
+    words = said_in(text)
     for line in (scene.title, scene.recipe, *(row.source_label for row in scene.rows), scene.axis_label):
         assert line in words
     # Long lines are wrapped, so their words are looked for one by one.
@@ -111,16 +109,7 @@ def test_svg_holds_every_mark_and_word(name: str) -> None:
 
 @pytest.mark.parametrize("name", SCENES)
 def test_no_word_leaves_the_paper_or_covers_another(name: str) -> None:
-    figure = draw(SCENES[name])
-    FigureCanvasAgg(figure).draw()
-    boxes = [(text.get_text(), text.get_window_extent()) for text in figure.axes[0].texts]
-    paper = figure.bbox
-    for words, box in boxes:
-        assert box.x0 >= 0 and box.x1 <= paper.x1 + 1 and box.y0 >= 0 and box.y1 <= paper.y1, words
-    for (words, box), (others, other) in combinations(boxes, 2):
-        overlap = min(box.x1, other.x1) - max(box.x0, other.x0), min(box.y1, other.y1) - max(box.y0, other.y0)
-        # Boxes reach above capitals and below descenders, where lines may touch.
-        assert min(overlap) <= 3.5, (words, others)
+    assert_words_have_room(draw(SCENES[name]))
 
 
 def test_all_text_is_legible_from_afar() -> None:
@@ -144,12 +133,7 @@ def test_figures_are_never_in_two_pictures_ids() -> None:
 
 
 def test_the_same_scene_gives_the_same_bytes(tmp_path: Path) -> None:
-    for suffix in (".svg", ".png", ".pdf"):
-        paths = [tmp_path / f"{number}{suffix}" for number in (1, 2)]
-        for path in paths:
-            save_figure(SCENES["four"], path)
-        first, second = (path.read_bytes() for path in paths)
-        assert first == second and len(first) > 5000
+    assert_same_bytes_again(lambda path: save_figure(SCENES["four"], path), tmp_path)
     assert svg_text(SCENES["four"]) == svg_text(SCENES["four"])
     svg, pdf = (tmp_path / "1.svg").read_text(), (tmp_path / "1.pdf").read_bytes()
     assert "<text" in svg and SCENES["four"].title in svg
@@ -167,11 +151,7 @@ def test_a_reference_is_drawn_with_its_name() -> None:
 
 
 def test_names_in_a_picture_are_text_and_never_markup() -> None:
-    model = replace(PRESETS["tiny"], name="<script>alert(1)</script> & 'friends' \"of\" $x$")
-    text = svg_text(build_scene(predict(RunSpec(model=model, ranks=2))))
-    assert "<script" not in text
-    words = " ".join("".join(element.itertext()) for element in ElementTree.fromstring(text).iter(f"{SVG}text"))
-    assert model.name in words
+    assert_odd_name_is_text(svg_text(build_scene(predict(RunSpec(model=ODD, ranks=2)))))
 
 
 @pytest.mark.parametrize(("difference", "words"), [(0, "0 B"), (16, "+16 B"), (-40, "-40 B"), (12_345, "+12.34 kB")])
@@ -240,7 +220,7 @@ def test_what_is_given_back_before_the_peak_is_a_white_strip_with_words_of_its_o
     for strip in strips:
         assert marks[strip.id].get("fill") == PAPER and marks[strip.id].get("stroke") == PAINT[strip.category].color
         assert "given back before the peak" in "".join(marks[strip.id].itertext())
-    words = " ".join("".join(element.itertext()) for element in root.iter(f"{SVG}text"))
+    words = said_in(svg_text(scene))
     assert "given back before the peak" in words and "Solid, to the thick mark" not in words
     # A strip lies over the bar: later in the file than every hatched segment.
     order = list(marks)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 
+from tests.view.drawn import SVG, assert_words_have_room
 from tests.view.test_draw import DEFICIENCIES, lab
 from tests.view.test_draw_wire import luminance
 from zeroviz.capacities import DEFAULT_RESERVE_NBYTES, parse_capacity
@@ -24,8 +23,6 @@ from zeroviz.panel.look import CSS
 from zeroviz.paper import BACKING, Shape
 from zeroviz.spec import Precision, RunSpec, Strategy
 from zeroviz.style import EXCEEDS, FITS, INK, MUTED, PAGE_INKS, PAPER
-
-SVG = "{http://www.w3.org/2000/svg}"
 
 
 def map_of(upward: Upward, gpu: str = "h100-80gb", **fields: Any) -> HeatMap:
@@ -88,14 +85,7 @@ def test_the_present_state_is_framed(name: str) -> None:
 
 @pytest.mark.parametrize("name", MAPS)
 def test_no_word_leaves_the_paper_or_covers_another(name: str) -> None:
-    figure = paper_of(MAPS[name]).figure()
-    FigureCanvasAgg(figure).draw()
-    boxes = [(text.get_text(), text.get_window_extent()) for text in figure.axes[0].texts]
-    for words, box in boxes:
-        assert box.x0 >= 0 and box.x1 <= figure.bbox.x1 + 1 and box.y0 >= 0 and box.y1 <= figure.bbox.y1, words
-    for (words, box), (others, other) in combinations(boxes, 2):
-        overlap = min(box.x1, other.x1) - max(box.x0, other.x0), min(box.y1, other.y1) - max(box.y0, other.y0)
-        assert min(overlap) <= 3.5, (words, others)
+    assert_words_have_room(paper_of(MAPS[name]).figure())
 
 
 # ---- on a page, light or dark ----

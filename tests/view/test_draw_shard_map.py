@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import replace
-from itertools import combinations, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -14,6 +14,15 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
+from tests.view.drawn import (
+    ODD,
+    SVG,
+    assert_odd_name_is_text,
+    assert_same_bytes_again,
+    assert_words_have_room,
+    said_in,
+    words_of,
+)
 from zeroviz.combs import LEAST, Axis, Tooth, comb, teeth_of
 from zeroviz.draw import WIDTH
 from zeroviz.draw_shard_map import (
@@ -28,14 +37,13 @@ from zeroviz.draw_shard_map import (
 )
 from zeroviz.errors import ZerovizError
 from zeroviz.models import PRESETS, bare
-from zeroviz.paper import CLEAR, Paper, Shape, Words
+from zeroviz.paper import CLEAR, Paper, Shape
 from zeroviz.predict import predict
 from zeroviz.shard_map import ShardMap, build_shard_map
 from zeroviz.shard_rules import Hold, Piece, Slot
 from zeroviz.spec import Implementation, Offload, Optimizer, Precision, RunSpec, Settings, Strategy, UnitPolicy
 from zeroviz.style import PADDING, PAINT
 
-SVG = "{http://www.w3.org/2000/svg}"
 LLAMA = {"model": PRESETS["llama3-8b"], "precision": Precision.BF16_MIXED}
 
 
@@ -73,10 +81,6 @@ MAPS = {
 def marks_of(paper: Paper) -> list[Shape]:
     """One for each row, class and way of holding."""
     return [shape for shape in paper.shapes if isinstance(shape, Shape) and "kind" in shape.data]
-
-
-def words_of(paper: Paper) -> list[str]:
-    return [shape.text for shape in paper.shapes if isinstance(shape, Words)]
 
 
 @pytest.mark.parametrize("name", MAPS)
@@ -223,15 +227,7 @@ def test_no_kind_is_told_by_colour_alone(name: str) -> None:
 
 @pytest.mark.parametrize("name", MAPS)
 def test_no_word_leaves_the_paper_or_covers_another(name: str) -> None:
-    figure = paper_of(MAPS[name]).figure()
-    FigureCanvasAgg(figure).draw()
-    boxes = [(text.get_text(), text.get_window_extent()) for text in figure.axes[0].texts]
-    for words, box in boxes:
-        assert box.x0 >= 0 and box.x1 <= figure.bbox.x1 + 1 and box.y0 >= 0 and box.y1 <= figure.bbox.y1, words
-    for (words, box), (others, other) in combinations(boxes, 2):
-        overlap = min(box.x1, other.x1) - max(box.x0, other.x0), min(box.y1, other.y1) - max(box.y0, other.y0)
-        # Boxes reach above capitals and below descenders, where lines may touch.
-        assert min(overlap) <= 3.5, (words, others)
+    assert_words_have_room(paper_of(MAPS[name]).figure())
 
 
 @pytest.mark.parametrize("name", MAPS)
@@ -243,7 +239,7 @@ def test_svg_is_whole_and_says_what_the_map_says(name: str) -> None:
     assert root.get("aria-label") == shard_map.sentence
     patterns = {pattern.get("id") for pattern in root.iter(f"{SVG}pattern")}
     assert set(re.findall(r'fill="url\(#([^)]+)\)"', text)) == patterns
-    words = " ".join("".join(element.itertext()) for element in root.iter(f"{SVG}text"))
+    words = said_in(text)
     for panel in shard_map.panels:
         assert panel.label in words and panel.detail in words
     assert shard_map.title in words
@@ -287,12 +283,7 @@ def test_units_are_named_first_those_that_are_no_blocks() -> None:
 
 
 def test_the_same_map_gives_the_same_bytes(tmp_path: Path) -> None:
-    for suffix in (".svg", ".png", ".pdf"):
-        paths = [tmp_path / f"{number}{suffix}" for number in (1, 2)]
-        for path in paths:
-            save_shard_map(MAPS["zero1"], path)
-        first, second = (path.read_bytes() for path in paths)
-        assert first == second and len(first) > 5000
+    assert_same_bytes_again(lambda path: save_shard_map(MAPS["zero1"], path), tmp_path)
     assert MAPS["zero1"].title in (tmp_path / "1.svg").read_text()
 
 
@@ -302,11 +293,7 @@ def test_an_unknown_format_is_refused_in_a_sentence(tmp_path: Path) -> None:
 
 
 def test_names_in_a_picture_are_text_and_never_markup() -> None:
-    model = replace(PRESETS["tiny"], name="<script>alert(1)</script> & 'friends' \"of\" $x$")
-    text = shard_map_svg(map_of(model=model))
-    assert "<script" not in text
-    words = " ".join("".join(element.itertext()) for element in ElementTree.fromstring(text).iter(f"{SVG}text"))
-    assert model.name in words
+    assert_odd_name_is_text(shard_map_svg(map_of(model=ODD)))
 
 
 # ---- from pieces to points ----

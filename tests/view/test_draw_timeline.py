@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 
+from tests.view.drawn import ODD, SVG, assert_odd_name_is_text, assert_same_bytes_again, assert_words_have_room, said_in
 from zeroviz.draw_timeline import NAME, WIDTH, paper_of, save_timeline, timeline_svg
 from zeroviz.errors import ZerovizError
 from zeroviz.models import PRESETS
@@ -22,8 +21,6 @@ from zeroviz.spec import Offload, Precision, RunSpec, Strategy, UnitPolicy
 from zeroviz.style import FONT_POINTS, PAINT, label_of, short_of
 from zeroviz.timeline import Timeline, build_timeline
 from zeroviz.trace import Origin
-
-SVG = "{http://www.w3.org/2000/svg}"
 
 
 def timeline_of(*, ran: bool = False, reference: int = 0, **fields: Any) -> Timeline:
@@ -87,15 +84,7 @@ def test_every_area_is_drawn_as_high_as_it_is_and_named(name: str) -> None:
 
 @pytest.mark.parametrize("name", TIMELINES)
 def test_no_word_leaves_the_paper_or_covers_another(name: str) -> None:
-    figure = paper_of(TIMELINES[name]).figure()
-    FigureCanvasAgg(figure).draw()
-    boxes = [(text.get_text(), text.get_window_extent()) for text in figure.axes[0].texts]
-    for words, box in boxes:
-        assert box.x0 >= 0 and box.x1 <= figure.bbox.x1 + 1 and box.y0 >= 0 and box.y1 <= figure.bbox.y1, words
-    for (words, box), (others, other) in combinations(boxes, 2):
-        overlap = min(box.x1, other.x1) - max(box.x0, other.x0), min(box.y1, other.y1) - max(box.y0, other.y0)
-        # Boxes reach above capitals and below descenders, where lines may touch.
-        assert min(overlap) <= 3.5, (words, others)
+    assert_words_have_room(paper_of(TIMELINES[name]).figure())
 
 
 @pytest.mark.parametrize("name", TIMELINES)
@@ -109,7 +98,7 @@ def test_svg_is_whole_light_and_says_what_the_timeline_says(name: str) -> None:
     patterns = {pattern.get("id") for pattern in root.iter(f"{SVG}pattern")}
     used = set(re.findall(r'fill="url\(#([^)]+)\)"', text))
     assert used == patterns
-    words = " ".join("".join(element.itertext()) for element in root.iter(f"{SVG}text"))
+    words = said_in(text)
     for line in (
         timeline.title,
         *(band.label for band in timeline.phases[-1:]),
@@ -162,12 +151,7 @@ def test_the_measured_line_lies_on_the_areas_edge() -> None:
 
 
 def test_the_same_timeline_gives_the_same_bytes(tmp_path: Path) -> None:
-    for suffix in (".svg", ".png", ".pdf"):
-        paths = [tmp_path / f"{number}{suffix}" for number in (1, 2)]
-        for path in paths:
-            save_timeline(TIMELINES["four"], path)
-        first, second = (path.read_bytes() for path in paths)
-        assert first == second and len(first) > 5000
+    assert_same_bytes_again(lambda path: save_timeline(TIMELINES["four"], path), tmp_path)
     assert TIMELINES["four"].title in (tmp_path / "1.svg").read_text()
 
 
@@ -177,11 +161,7 @@ def test_an_unknown_format_is_refused_in_a_sentence(tmp_path: Path) -> None:
 
 
 def test_names_in_a_picture_are_text_and_never_markup() -> None:
-    model = replace(PRESETS["tiny"], name="<script>alert(1)</script> & 'friends' \"of\" $x$")
-    text = timeline_svg(timeline_of(model=model))
-    assert "<script" not in text
-    words = " ".join("".join(element.itertext()) for element in ElementTree.fromstring(text).iter(f"{SVG}text"))
-    assert model.name in words
+    assert_odd_name_is_text(timeline_svg(timeline_of(model=ODD)))
 
 
 # ---- paper itself ----

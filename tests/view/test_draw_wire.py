@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from tests.every import settings_of
+from tests.view.drawn import (
+    ODD,
+    SVG,
+    assert_odd_name_is_text,
+    assert_same_bytes_again,
+    assert_words_have_room,
+    said_in,
+    words_of,
+)
 from zeroviz.collectives import CollectiveOp
 from zeroviz.draw_wire import NAME, SMALL_POINTS, WIDTH, paper_of, placed_wire, save_wire, wire_svg
 from zeroviz.errors import SpecError, ZerovizError
 from zeroviz.models import PRESETS
-from zeroviz.paper import Paper, Shape, Words
+from zeroviz.paper import Paper, Shape
 from zeroviz.predict import predict
 from zeroviz.spec import Implementation, Precision, RunSpec, Settings, Strategy
 from zeroviz.style import INK, PAPER, WIRE_PAINT
 from zeroviz.trace import Origin, Trace
 from zeroviz.wire_scene import WireScene, build_wire_scene
 
-SVG = "{http://www.w3.org/2000/svg}"
 GROUPS = {"strategy": Strategy.HYBRID_SHARD, "ranks": 8, "shard_ranks": 4}
 LLAMA = {"model": PRESETS["llama3-70b"], "precision": Precision.BF16_FP32GRAD}
 
@@ -78,10 +84,6 @@ SCENES = {
     "wrong": wrong_of(1),
     "all wrong": wrong_of(8, **GROUPS),
 }
-
-
-def words_of(paper: Paper) -> list[str]:
-    return [shape.text for shape in paper.shapes if isinstance(shape, Words)]
 
 
 def marks_of(paper: Paper) -> dict[str, Shape]:
@@ -140,15 +142,7 @@ def test_ddps_bar_ends_where_its_line_stands(name: str) -> None:
 
 @pytest.mark.parametrize("name", SCENES)
 def test_no_word_leaves_the_paper_or_covers_another(name: str) -> None:
-    figure = paper_of(SCENES[name]).figure()
-    FigureCanvasAgg(figure).draw()
-    boxes = [(text.get_text(), text.get_window_extent()) for text in figure.axes[0].texts]
-    for words, box in boxes:
-        assert box.x0 >= 0 and box.x1 <= figure.bbox.x1 + 1 and box.y0 >= 0 and box.y1 <= figure.bbox.y1, words
-    for (words, box), (others, other) in combinations(boxes, 2):
-        overlap = min(box.x1, other.x1) - max(box.x0, other.x0), min(box.y1, other.y1) - max(box.y0, other.y0)
-        # Boxes reach above capitals and below descenders, where lines may touch.
-        assert min(overlap) <= 3.5, (words, others)
+    assert_words_have_room(paper_of(SCENES[name]).figure())
 
 
 @pytest.mark.parametrize("name", SCENES)
@@ -160,7 +154,7 @@ def test_svg_is_whole_and_says_what_the_scene_says(name: str) -> None:
     assert root.get("aria-label") == scene.sentence
     patterns = {pattern.get("id") for pattern in root.iter(f"{SVG}pattern")}
     assert set(re.findall(r'fill="url\(#([^)]+)\)"', text)) == patterns
-    words = " ".join("".join(element.itertext()) for element in root.iter(f"{SVG}text"))
+    words = said_in(text)
     assert scene.title in words
     assert set(" ".join((*scene.subtitle, *scene.notes)).split()) <= set(words.split())
     for row in scene.rows:
@@ -270,12 +264,7 @@ def test_what_is_too_short_to_be_seen_is_named() -> None:
 
 
 def test_the_same_scene_gives_the_same_bytes(tmp_path: Path) -> None:
-    for suffix in (".svg", ".png", ".pdf"):
-        paths = [tmp_path / f"{number}{suffix}" for number in (1, 2)]
-        for path in paths:
-            save_wire(SCENES["groups"], path)
-        first, second = (path.read_bytes() for path in paths)
-        assert first == second and len(first) > 5000
+    assert_same_bytes_again(lambda path: save_wire(SCENES["groups"], path), tmp_path)
     assert SCENES["groups"].title in (tmp_path / "1.svg").read_text()
 
 
@@ -285,8 +274,4 @@ def test_an_unknown_format_is_refused_in_a_sentence(tmp_path: Path) -> None:
 
 
 def test_names_in_a_picture_are_text_and_never_markup() -> None:
-    model = replace(PRESETS["tiny"], name="<script>alert(1)</script> & 'friends' \"of\" $x$")
-    text = wire_svg(wire_of(model=model))
-    assert "<script" not in text
-    words = " ".join("".join(element.itertext()) for element in ElementTree.fromstring(text).iter(f"{SVG}text"))
-    assert model.name in words
+    assert_odd_name_is_text(wire_svg(wire_of(model=ODD)))
