@@ -32,7 +32,7 @@ INIT_ITEMSIZE = 4  # a unit is initialised in fp32 before it is cast and cut int
 
 
 def _advice(spec: RunSpec | None) -> str:
-    advice = "Use fewer ranks or a smaller model"
+    advice = "Use a smaller model, or fewer ranks where each holds a copy"
     if spec is None or not can_rehearse(spec.impl):
         return f"{advice}."
     return f"{advice}, or `{command_line('rehearse', spec)}`, which runs the same code on tensors without memory."

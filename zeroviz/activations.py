@@ -51,7 +51,7 @@ _ASSUMED = {
     ),
     Family.MIXTRAL: (
         "experts, no SwiGLU and no grouped-query attention",
-        "No token is dropped: all experts together work on {k} rows a token, whatever the router says, and a router's "
+        "No token is dropped: all experts together work on {k} a token, whatever the router says, and a router's "
         "loss is not counted.",
     ),
 }
@@ -62,7 +62,7 @@ def formula_notes(model: ModelShape) -> tuple[str, ...]:
     if model.family not in _ASSUMED:
         return ()
     unknown, assumed = _ASSUMED[model.family]
-    assumed = assumed.format(k=model.experts_per_token)
+    assumed = assumed.format(k=f"{(k := model.experts_per_token):,} row{'s' * (k > 1)}")
     return (_COUNTED.format(label=model.family.label, unknown=unknown, assumed=assumed),)
 
 

@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.metadata import version
 from textwrap import wrap
 from typing import NoReturn
 
@@ -89,6 +90,9 @@ def _terminated_as_interrupted() -> Iterator[None]:
 def _dispatch(argv: list[str]) -> int:
     parser, commands = _build_parser()
     args, unknown = parser.parse_known_args(argv)
+    if args.version and args.command is None:
+        print(f"zeroviz {version('zeroviz')}")
+        return 0
     if args.command is None:
         raise SpecError(f"No command was given; allowed are {', '.join(commands)}. Try `zeroviz predict --ranks 4`.")
     if args.command == "explore":
@@ -111,6 +115,7 @@ def _build_parser() -> tuple[_Parser, dict[str, argparse.ArgumentParser]]:
         description="DDP and ZeRO, stage by stage: what each rank holds, when it peaks, and what crosses the wire.",
         allow_abbrev=False,
     )
+    parser.add_argument("--version", action="store_true", help="say which version this is")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
 
     def command(name: str, function: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:

@@ -7,6 +7,8 @@ from textwrap import wrap
 
 WIDTH = 80
 _LABEL_WIDTH = 24
+_LONG = 32
+"""Letters of a heading. To make room for one as long as this a column of figures would have to go."""
 _BINARY = "binary"
 
 
@@ -15,9 +17,12 @@ def columns(rows: Iterable[Sequence[str]], min_width: int = 13) -> list[str]:
 
     Columns are at least `min_width` wide, and narrower where the line would not fit otherwise; then one space apart.
     For figures wider still columns are left out that say in short what others say exactly: the one headed `binary`
-    first, in every table that has it, then the last.
+    first, in every table that has it, then the last. A heading too long to stand beside its columns stands above them.
     """
     cells = [list(row) for row in rows]
+    title, *heads = cells[0]
+    if len(title) > _LONG and not _fits(cells):
+        return [*wrap(title, WIDTH, subsequent_indent="  "), *columns([["", *heads], *cells[1:]], min_width)]
     if not _fits(cells) and _BINARY in cells[0]:
         position = cells[0].index(_BINARY)
         cells = [[*row[:position], *row[position + 1 :]] for row in cells]
@@ -49,5 +54,9 @@ def _fits(cells: Sequence[Sequence[str]]) -> bool:
 
 
 def entry(label: str, text: str, label_width: int = _LABEL_WIDTH) -> list[str]:
+    """Some words beside their label; below it where it has no room for them."""
     first, *rest = wrap(text, WIDTH - label_width)
+    if len(label) >= label_width:
+        above = wrap(label.strip(), WIDTH, initial_indent="  ", subsequent_indent="    ")
+        return [*above, *(" " * label_width + line for line in (first, *rest))]
     return [label.ljust(label_width) + first, *(" " * label_width + line for line in rest)]

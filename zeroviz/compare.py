@@ -219,10 +219,13 @@ def compare(predicted: Trace, measured: Trace) -> Comparison:
         rows = op_rows(left, right, known)
         ops += rows
         leaks += leak_rows(right, rows)
-        memory += _moment_rows(left, right, Moment.REST, known, rows)
-        memory += _moment_rows(left, right, Moment.PEAK, known, rows)
+        rest = _moment_rows(left, right, Moment.REST, known, clean=True)
+        # What is held before the step is in every op, each of which may then be as predicted.
+        clean = not any(map(is_unexplained, (*(row.cause for row in rest), *(row.cause for row in rows))))
+        memory += rest
+        memory += _moment_rows(left, right, Moment.PEAK, known, clean=clean)
         if known.compares_machines:
-            memory += _moment_rows(left, right, Moment.MACHINE_PEAK, known, rows)
+            memory += _moment_rows(left, right, Moment.MACHINE_PEAK, known, clean=clean)
         wire += _wire_rows(left, right)
         link += link_rows(left, right)
         if right.allocator is not None:
@@ -250,9 +253,9 @@ def _circumstances(predicted: Trace, measured: Trace, rank: RankTrace) -> Circum
 
 
 def _moment_rows(
-    ours: RankTrace, theirs: RankTrace, moment: Moment, known: Circumstances, ops: list[OpRow]
+    ours: RankTrace, theirs: RankTrace, moment: Moment, known: Circumstances, *, clean: bool
 ) -> list[MemoryRow]:
-    """The rows of one rank at one moment. ops: its ops that differ."""
+    """The rows of one rank at one moment. clean: at rest and in its ops nothing differs without a known cause."""
     if moment is Moment.REST:
         here, there = dict(ours.rest), dict(theirs.rest)
         sums, moved = (sum(here.values()), sum(there.values())), ""
@@ -269,7 +272,7 @@ def _moment_rows(
             predicted, measured = here.get(category, 0), there.get(category, 0)
             cause = ""
             if predicted != measured:
-                cause = _cause(theirs, moment, category, measured - predicted, moved, known, ops)
+                cause = _cause(theirs, moment, category, measured - predicted, moved, known, clean=clean)
             rows.append(MemoryRow(ours.rank, moment, category, predicted, measured, cause))
     causes = list(dict.fromkeys(row.cause for row in rows if row.cause))  # each once, in the order of the rows
     return [*rows, MemoryRow(ours.rank, moment, None, *sums, "; ".join(causes))]
@@ -282,7 +285,8 @@ def _cause(
     difference: int,
     moved: str,
     known: Circumstances,
-    ops: list[OpRow],
+    *,
+    clean: bool,
 ) -> str:
     if category is Category.OPTIMIZER_STATE and difference == theirs.step_counter_nbytes:
         return STEP_COUNTERS
@@ -290,7 +294,6 @@ def _cause(
         return UNEXPLAINED
     if known.by_kernels and category in BY_KERNELS:
         return known.by_kernels
-    clean = not any(is_unexplained(row.cause) for row in ops)
     if moment is Moment.MACHINE_PEAK and clean:
         # Every op is as predicted or has a name, so the peak differs by no more than these names.
         if known.narrow and category is Category.KERNEL_SCRATCH:

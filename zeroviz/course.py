@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from difflib import SequenceMatcher
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
@@ -19,6 +18,7 @@ from typing import NamedTuple
 from zeroviz.category import CATEGORY_ORDER, Category
 from zeroviz.events import Where, as_events
 from zeroviz.levels import Levels
+from zeroviz.matching import side_by_side
 from zeroviz.moments import Moments
 from zeroviz.recall import recall
 from zeroviz.series import Series
@@ -183,21 +183,20 @@ def align(ours: Course, theirs: Course) -> list[tuple[OpSpan, OpSpan]]:
 
     Where only one of them has an op that changes anything, the other has a flat one, without a moment of its own.
     """
-    left, right = [span.key for span in ours.ops], [span.key for span in theirs.ops]
-    if left == right:
-        return list(zip(ours.ops, theirs.ops, strict=True))
     pairs: list[tuple[OpSpan, OpSpan]] = []
-    before = ours.at_rest, theirs.at_rest
-    for kind, low, high, start, stop in SequenceMatcher(None, left, right, autojunk=False).get_opcodes():
-        if kind == "equal":
-            met = list(zip(ours.ops[low:high], theirs.ops[start:stop], strict=True))
-        else:
-            met = [(span, before[1].flat(span)) for span in ours.ops[low:high]]
-            last = met[-1][0] if met else before[0]
-            met += [(last.flat(span), span) for span in theirs.ops[start:stop]]
-        pairs += met
-        before = pairs[-1]
+    left, right = ours.at_rest, theirs.at_rest
+    for i, j in side_by_side([span.key for span in ours.ops], [span.key for span in theirs.ops]):
+        if i is not None:
+            left, right = ours.ops[i], right.flat(ours.ops[i]) if j is None else theirs.ops[j]
+        elif j is not None:
+            left, right = left.flat(theirs.ops[j]), theirs.ops[j]
+        pairs.append((left, right))
     return pairs
+
+
+def changing(pairs: Sequence[tuple[OpSpan, OpSpan]]) -> list[tuple[OpSpan, OpSpan]]:
+    """Those with a moment on either side. Into what other ops a backend's copies fall is chance."""
+    return [(ours, theirs) for ours, theirs in pairs if ours.stop > ours.start or theirs.stop > theirs.start]
 
 
 def _weight(course: Course) -> int:

@@ -97,7 +97,8 @@ def _parsed(text: str, what: str, remedy: str) -> Any:
     try:
         return json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:  # ValueError: also a number of more digits than Python reads
-        raise SpecError(f"{what} is not valid JSON ({error}); {remedy}.") from None
+        reason = str(error).partition("; use sys.")[0]  # which is for whoever writes Python
+        raise SpecError(f"{what} is not valid JSON ({reason}); {remedy}.") from None
     except _FlawError as flaw:
         raise SpecError(f"{what} {flaw}") from None
 
@@ -183,6 +184,12 @@ def _unread(config: dict[str, Any], outside: dict[str, Any], model_type: str, fa
     if dropouts:
         notes.append(f"Dropout is not counted ({', '.join(dropouts)[:MAX_SHOWN]}); its masks would be kept besides.")
     named = both.get("architectures")
-    if named and not (isinstance(named, list) and any(str(each).endswith(_ENDINGS) for each in named)):
+    whole = named if isinstance(named, list) else [named]
+    if outside:
+        parts = f" of model_type {shown(outside['model_type'])}" if outside.get("model_type") else ""
+        notes.append(f"What is counted is the text_config alone; whatever else the model{parts} has is not.")
+    elif named and not any(str(each).lower().startswith(model_type) for each in whole):
+        notes.append(f"architectures is {shown(named)}; what is counted is a {family} model, as model_type says.")
+    elif named and not any(str(each).endswith(_ENDINGS) for each in whole):
         notes.append(f"architectures is {shown(named)}; what is counted is the model with its language-model head.")
     return notes

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from zeroviz.errors import SpecError
-from zeroviz.hf_config_fields import Fields, shown
+from zeroviz.hf_config_fields import Fields
 from zeroviz.models import Family, ModelShape
 
 _GPT2_ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh", "gelu")
@@ -18,7 +18,15 @@ _SILU = ("silu", "swish")
 _GELU = ("gelu_pytorch_tanh", "gelu_new", "gelu")
 
 
+_GPT2_ALIASES = {
+    "hidden_size": "n_embd", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer",
+    "max_position_embeddings": "n_positions",
+}  # fmt: skip
+
+
 def _gpt2(fields: Fields) -> ModelShape:
+    for other, key in _GPT2_ALIASES.items():
+        fields.same(key, other)
     hidden, heads = fields.size("n_embd"), fields.size("n_head")
     vocab, layers = fields.size("vocab_size"), fields.size("n_layer")
     fields.one_of("activation_function", _GPT2_ACTIVATIONS, "gelu_new")
@@ -84,11 +92,7 @@ def _mixtral(fields: Fields) -> ModelShape:
     """Every expert counts, whether a token goes through it or not."""
     experts, other = fields.value("num_local_experts"), fields.value("num_experts")
     key = "num_experts" if experts is None and other is not None else "num_local_experts"
-    if experts is not None and other is not None and experts != other:
-        raise SpecError(
-            f"The config of {fields.name!r} has num_local_experts = {shown(experts)} and num_experts = {shown(other)}; "
-            "they are one number, leave one of them out."
-        )
+    fields.same("num_local_experts", "num_experts")
     return ModelShape(
         **_decoder(fields, kv_heads=8, positions=32 * 4096, epsilon=1e-5, theta=1e6),
         family=Family.MIXTRAL,

@@ -50,6 +50,15 @@ class Fields:
         made = why or f"{self.family}'s default"
         self.filled.append(f"{key} is {state} in the config; {taken}, {made}, was taken.")
 
+    def same(self, key: str, other: str) -> None:
+        """Two names of one number: both may stand there if they say the same."""
+        values = self._config.get(key), self._config.get(other)
+        if None not in values and values[0] != values[1]:
+            raise SpecError(
+                f"The config of {self.name!r} has {key} = {shown(values[0])} and {other} = {shown(values[1])}; they "
+                "are one number, leave one of them out."
+            )
+
     def size(self, key: str) -> int:
         """A whole number that must be there."""
         if not self.has(key):

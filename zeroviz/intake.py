@@ -59,7 +59,7 @@ def take_in(text: str, name: str = "") -> Taken:
 
 
 def read_trace(path: Path) -> Trace:
-    """A trace that `--trace` wrote. TraceError with one sentence for anything else."""
+    """A trace that `--trace` wrote, checked. TraceError with one sentence for anything else."""
     try:
         if path.stat().st_size > MAX_TRACE_NBYTES:
             raise TraceError(f"{path} is larger than {MAX_TRACE_NBYTES:,} bytes, which no trace is.")
@@ -69,9 +69,11 @@ def read_trace(path: Path) -> Trace:
     except UnicodeDecodeError:
         raise TraceError(f"{path} is no text, so it is no trace; give a file that --trace has written.") from None
     try:
-        return Trace.from_json(text)
+        trace = Trace.from_json(text)
+        trace.check()
     except TraceError as error:
         raise TraceError(f"{path}: {error}") from None
+    return trace
 
 
 def _file(path: Path) -> Taken:

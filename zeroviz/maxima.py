@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from zeroviz.category import Category
+from zeroviz.matching import side_by_side
 from zeroviz.schedule import OpKind
 from zeroviz.trace import RankTrace
 
@@ -128,27 +129,6 @@ def pairs(predicted: list[Span], measured: list[Span], start: tuple[int, int]) -
 
 
 def _aligned(predicted: list[Span], measured: list[Span]) -> Iterator[tuple[Span | None, Span | None]]:
-    """Both sides side by side. Where they part, the nearest op that both have next is where they meet again."""
-    if [span.where for span in predicted] == [span.where for span in measured]:
-        yield from zip(predicted, measured, strict=True)
-        return
-    i = j = 0
-    while i < len(predicted) and j < len(measured):
-        skip, pass_over = _meeting(predicted[i:], measured[j:])
-        yield from ((span, None) for span in predicted[i : i + skip])
-        yield from ((None, span) for span in measured[j : j + pass_over])
-        i, j = i + skip, j + pass_over
-        if i < len(predicted) and j < len(measured):
-            yield predicted[i], measured[j]
-            i, j = i + 1, j + 1
-    yield from ((span, None) for span in predicted[i:])
-    yield from ((None, span) for span in measured[j:])
-
-
-def _meeting(predicted: list[Span], measured: list[Span]) -> tuple[int, int]:
-    """How many to go on either side to the first op of the same place, fewest in all; to the ends if there is none."""
-    for distance in range(len(predicted) + len(measured)):
-        for i in range(max(0, distance - len(measured) + 1), min(distance + 1, len(predicted))):
-            if predicted[i].where == measured[distance - i].where:
-                return i, distance - i
-    return len(predicted), len(measured)
+    keys = [span.where for span in predicted], [span.where for span in measured]
+    for i, j in side_by_side(*keys):
+        yield None if i is None else predicted[i], None if j is None else measured[j]

@@ -55,7 +55,13 @@ class UnitPolicy:
             raise SpecError("Unit is 'numel' without a number; write numel:K, for example numel:1e6.")
         if colon and kind not in (UnitKind.BLOCK, UnitKind.NUMEL):
             raise SpecError(f"Unit is {text!r}, but {kind.value} takes no number; allowed are {allowed}.")
-        return cls(kind, parse_count(number, f"The number in unit {text!r}") if colon else 1)
+        if not colon:
+            return cls(kind)
+        try:
+            return cls(kind, parse_count(number, "K"))
+        except SpecError:
+            example = "block:2" if kind is UnitKind.BLOCK else "numel:1e6"
+            raise SpecError(f"Unit is {text!r}; K is a whole number of at least 1, such as {example}.") from None
 
 
 ONE_BLOCK = UnitPolicy()

@@ -128,10 +128,16 @@ class RankTrace:
         return _difference(live, self.rest)
 
     def check(self, *, may_leak: bool = False) -> None:
-        """Raise TraceError unless no category ever goes negative and the step ends where it began.
+        """Raise TraceError unless no category ever goes negative, nor what is sent, and the step ends where it began.
 
         may_leak: a measured step may hold more (or less) at its end; `zeroviz.compare` then names it.
         """
+        for number, call in enumerate(self.collectives):
+            if call.payload_nbytes < 0 or call.num_ranks < 1:
+                raise TraceError(
+                    f"Rank {self.rank}, collective {number} ({call.op.value}): {call.payload_nbytes:,} bytes among "
+                    f"{call.num_ranks:,} ranks; there can be no fewer than 0 among 1."
+                )
         live: Counter[Category] = Counter(self.rest)
         for position, event in enumerate(self.events):
             live[event.category] += event.delta_nbytes

@@ -155,7 +155,7 @@ def _batch(spec: RunSpec) -> str:
 
 def _table(title: str, what: str, rows: Sequence[Row], answer_of: Callable[[Row], Answer]) -> list[str]:
     heads = "".join(cell.rjust(_CELL_WIDTH) for cell in _CELLS)
-    lines = [title, f"{'':{_LABEL_WIDTH}}{what:>{_VALUE_WIDTH}}{heads}"]
+    lines = [*wrap(title, WIDTH, subsequent_indent="  "), f"{'':{_LABEL_WIDTH}}{what:>{_VALUE_WIDTH}}{heads}"]
     without: dict[str, list[RunSpec]] = {}
     strategy = None
     for row in rows:

@@ -7,7 +7,16 @@ from dataclasses import replace
 from textwrap import wrap
 
 from zeroviz.columns import WIDTH, columns, entry
-from zeroviz.compare import AllocatorRow, Comparison, MemoryRow, WireRow, compare, outside_words, place_text
+from zeroviz.compare import (
+    AllocatorRow,
+    Comparison,
+    MemoryRow,
+    WireRow,
+    compare,
+    is_unexplained,
+    outside_words,
+    place_text,
+)
 from zeroviz.quantity import format_decimal_nbytes
 from zeroviz.residuals import ONE_MEMORY, Held, Residual, op_notes, residuals
 from zeroviz.tables import header, rank_groups, rank_label
@@ -28,7 +37,7 @@ def render_live(predicted: Trace, measured: Trace) -> str:
     """The whole report of a live run beside its prediction, or beside its rehearsal where there is no prediction."""
     lines = header(measured)
     comparison = compare(predicted, measured)
-    names = (predicted.origin.label, measured.origin.label)
+    names = _names(predicted, measured)
     for group in rank_groups(measured):
         every = "each rank" if group.num_ranks == len(measured.ranks) else group.label
         ours, theirs = predicted.ranks[group.first.rank], group.first
@@ -40,6 +49,12 @@ def render_live(predicted: Trace, measured: Trace) -> str:
     for note in measured.notes:
         lines += ["", *wrap(f"Note: {note}", WIDTH)]
     return "\n".join(lines) + "\n"
+
+
+def _names(*traces: Trace) -> Names:
+    """By where they come from; two of one origin by their order too."""
+    first, second = (trace.origin.label for trace in traces)
+    return (first, second) if first != second else (f"{first} 1", f"{second} 2")
 
 
 def rank_tables(
@@ -122,7 +137,10 @@ def _wire(title: str, rows: Sequence[WireRow], names: Names) -> list[str]:
         label = f"{'/'.join(map(str, calls))} x {row.predicted.label}"
         table.append(_pair(label, row.predicted.sent_nbytes, row.measured.sent_nbytes))
     sent = (sum(row.predicted.sent_nbytes for row in rows), sum(row.measured.sent_nbytes for row in rows))
-    return columns([*table, _pair("sent in a ring", *sent)])
+    table.append(_pair("sent in a ring", *sent))
+    unexplained = sum(abs(row.difference) for row in rows if is_unexplained(row.cause))
+    table.append(["  unexplained", "", "", f"{unexplained:,}", ""])
+    return columns(table)
 
 
 def _allocator(comparison: Comparison, measured: Trace) -> list[str]:

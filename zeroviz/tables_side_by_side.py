@@ -59,8 +59,8 @@ def _tables(names: Sequence[str], ranks: Sequence[RankTrace]) -> list[str]:
     lines = _table("AT REST", names, _held([rank.at_rest for rank in ranks]))
     lines += _table("AT THE PEAK", names, _held([peak.by_category for peak in peaks]))
     lines.append("")
-    for name, peak in zip(names, peaks, strict=True):
-        lines += entry(f"  {name}", f"peaks in {place_text(peak)}")
+    for head, name, peak in zip(_heads(names), names, peaks, strict=True):
+        lines += entry(f"  {name if head == name else f'{head} {name}'}", f"peaks in {place_text(peak)}")
     sent: dict[str, list[int]] = {}
     for position, rank in enumerate(ranks):
         for total in rank.wire():
@@ -83,7 +83,7 @@ def _table(head: str, names: Sequence[str], rows: Mapping[str, Sequence[int]], n
     """Exact bytes where the columns hold them, else a decimal unit: never fewer columns."""
     shown: Callable[[int], str] = "{:,}".format
     widest = max(len(shown(value)) for values in rows.values() for value in values)
-    if _LABEL + len(names) * (max(widest, *map(len, names)) + 1) > WIDTH:
+    if _LABEL + len(names) * (max(widest, *map(len, _heads(names))) + 1) > WIDTH:
         shown = format_decimal_nbytes
     numbers = [(label, *(shown(value) if value else none for value in values)) for label, values in rows.items()]
     return ["", *columns([(head, *_heads(names)), *numbers])]

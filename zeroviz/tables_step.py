@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zeroviz.columns import columns, entry
-from zeroviz.course import Course, OpSpan, align, course_of
+from zeroviz.course import Course, OpSpan, align, changing, course_of
 from zeroviz.quantity import format_binary_nbytes, format_decimal_nbytes
 from zeroviz.trace import RankTrace
 
@@ -22,9 +22,8 @@ def step_table(
 ) -> list[str]:
     """The most held in each phase and near the peak; `theirs` is another account of the step, named second."""
     course, seen = course_of(ours), None if theirs is None else course_of(theirs)
-    pairs: list[Pair] = [(span, None) for span in course.ops]
-    if seen is not None:
-        pairs = list(align(course, seen))
+    aligned = [] if seen is None else align(course, seen)
+    pairs: list[Pair] = [*aligned] if seen is not None else [(span, None) for span in course.ops]
     if not pairs:
         return []
     peak = course.peak_op
@@ -45,8 +44,9 @@ def step_table(
         rows.append(_row(label if len(label) <= _MAX_LABEL else f"{label[: _MAX_LABEL - 2]}..", pairs[number], seen))
     lines = columns(rows, min_width=12)
     if seen is not None:
-        num_equal = sum(theirs is not None and ours.max_nbytes == theirs.max_nbytes for ours, theirs in pairs)
-        lines += entry("  ops", f"{num_equal:,} of {len(pairs):,} reach the {names[0]} maximum to the byte")
+        counted = changing(aligned)
+        num_equal = sum(ours.max_nbytes == theirs.max_nbytes for ours, theirs in counted)
+        lines += entry("  ops", f"{num_equal:,} of {len(counted):,} reach the {names[0]} maximum to the byte")
     return lines
 
 

@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from zeroviz.compare import place_text
-from zeroviz.course import Course, OpSpan, align, columns, course_of, edges_of
+from zeroviz.course import Course, OpSpan, align, changing, columns, course_of, edges_of
 from zeroviz.errors import TraceError
 from zeroviz.rank_trace import alike
 from zeroviz.ranks_apart import first_of_each
@@ -214,10 +214,11 @@ def _subtitle(
 ) -> tuple[str, ...]:
     lines = [what_text(drawn.spec), _peak_line(drawn, rank, part)]
     if measured is not None and other is not None:
-        num_equal = sum(ours.max_nbytes == theirs.max_nbytes for ours, theirs in pairs)
+        counted = changing(pairs)
+        num_equal = sum(ours.max_nbytes == theirs.max_nbytes for ours, theirs in counted)
         lines.append(f"{_peak_line(measured, rank, part)}; the line")
         reach = f"{num_equal:,} reach the {drawn.origin.label} maximum to the byte"
-        lines.append(f"Of {len(pairs):,} ops that change what is held, {reach}")
+        lines.append(f"Of {len(counted):,} ops that change what is held, {reach}")
     elif drawn.origin in (Origin.LIVE, Origin.RECORDED):
         other = course_of(drawn.ranks[rank])
     if other is not None and other.has_artefacts:

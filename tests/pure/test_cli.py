@@ -250,6 +250,8 @@ def test_the_table_has_the_step_phase_by_phase(capsys: pytest.CaptureFixture[str
         (("budget", "--impl", "fsdp2"), ("'fsdp2'", "own", "`zeroviz predict --impl fsdp2`")),
         (("predict", "--precision", "fp16"), ("'fp16'", "bf16-mixed, bf16-fp32grad, bf16")),
         (("predict", "--unit", "blocks"), ("'blocks'", "block:K")),
+        (("predict", "--unit", "block:0"), ("'block:0'", "at least 1, such as block:2")),
+        (("predict", "--unit", "numel:x"), ("'numel:x'", "at least 1, such as numel:1e6")),
         (("predict", "--optimizer", "lion"), ("'lion'", "adamw-8bit", "sgd-momentum")),
         (("predict", "--grad-dtype", "int8"), ("'int8'", "fp32 and bf16")),
         (("predict", "--grad-dtype", "fp16"), ("'fp16'", "fp32 and bf16")),

@@ -22,7 +22,7 @@ from zeroviz.errors import TraceError
 from zeroviz.link import Direction
 from zeroviz.models import PRESETS
 from zeroviz.predict import predict
-from zeroviz.spec import Offload, RunSpec, Strategy
+from zeroviz.spec import Offload, Precision, RunSpec, Strategy
 from zeroviz.trace import AllocatorReading, Category, Collective, Event, Origin, RankTrace, Trace
 
 SPEC = RunSpec(model=PRESETS["tiny"], ranks=2)
@@ -90,6 +90,19 @@ def test_what_cuda_kernels_do_otherwise_has_a_name_and_model_states_have_none() 
     assert causes[1, Category.ACTIVATION] == CUDA_KERNELS
     assert causes[1, Category.UNSHARDED_PARAM] == UNEXPLAINED
     assert causes[0, Category.ACTIVATION] == ""
+
+
+def test_what_is_held_at_rest_and_not_predicted_is_no_scratch_of_kernels_at_the_peak() -> None:
+    """Every op is as predicted, and in bf16 a peak that moves has a name: bytes that are in all of them have none."""
+    predicted = predict(RunSpec(model=PRESETS["tiny"], ranks=2, precision=Precision.BF16_MIXED))
+    second = {Category.OPTIMIZER_STATE: 2 * predicted.ranks[0].rest[Category.OPTIMIZER_STATE]}
+    reading = AllocatorReading(rest_nbytes=0, peak_nbytes=0, source="events", num_events=1)
+    ranks = tuple(replace(rank, rest={**rank.rest, **second}, allocator=reading) for rank in predicted.ranks)
+    comparison = compare(predicted, Trace(Origin.LIVE, predicted.spec, ranks, {"backend": "gloo"}))
+    for moment in Moment:
+        (row,) = [row for row in comparison.of_rank(0, moment) if row.category and row.difference]
+        assert row.category is Category.OPTIMIZER_STATE and row.cause == UNEXPLAINED
+        assert comparison.unexplained_nbytes(0, moment) == row.difference == second[row.category] // 2
 
 
 def test_a_category_that_only_one_side_holds_has_a_row() -> None:

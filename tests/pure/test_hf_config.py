@@ -203,6 +203,29 @@ def test_what_stands_there_and_is_not_counted_is_said() -> None:
     assert "architectures is ['Qwen2ForSequenceClassification']; what is counted is the model with its" in text
 
 
+def test_what_the_model_has_beside_its_text_and_another_class_are_said() -> None:
+    of_text = config_from_text(json.dumps({"model_type": "llava", "text_config": GEMMA2_9B}))
+    assert of_text.notes[-1] == (
+        "What is counted is the text_config alone; whatever else the model of model_type 'llava' has is not."
+    )
+    other = config_from_text(json.dumps({**GEMMA2_9B, "architectures": ["GPT2LMHeadModel"]}))
+    assert other.notes[-1].endswith("what is counted is a Gemma-2 model, as model_type says.")
+    assert other.model.num_params == of_text.model.num_params
+
+
+def test_gpt2_has_two_names_for_some_numbers() -> None:
+    gpt2 = {"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "vocab_size": 50257}
+    same = config_from_text(json.dumps({**gpt2, "hidden_size": 768}))
+    assert same.model.num_params == PRESETS["gpt2"].num_params
+    with pytest.raises(SpecError, match="n_embd = 768 and hidden_size = 512; they are one number"):
+        config_from_text(json.dumps({**gpt2, "hidden_size": 512}))
+
+
+def test_a_number_of_too_many_digits_is_refused_without_advice_for_programmers() -> None:
+    with pytest.raises(SpecError, match=r"value has 5000 digits\); paste a whole config.json\.$"):
+        config_from_text(f'{{"n_embd": {"9" * 5000}}}')
+
+
 def test_nested_text_config() -> None:
     nested = {"model_type": "some-vision-model", "text_config": {**GEMMA2_9B, "tie_word_embeddings": True}}
     assert of(nested)[0].num_params == PRESETS["gemma2-9b"].num_params

@@ -10,7 +10,7 @@ import pytest
 
 from zeroviz.errors import SpecError, TraceError, ZerovizError
 from zeroviz.hf_config import MAX_CONFIG_NBYTES
-from zeroviz.intake import MAX_TRACE_NBYTES, take_in
+from zeroviz.intake import MAX_TRACE_NBYTES, read_trace, take_in
 from zeroviz.models import PRESETS, bare
 from zeroviz.policies import UnitPolicy
 from zeroviz.predict import predict
@@ -114,6 +114,22 @@ def test_a_trace_that_does_not_add_up_is_refused() -> None:
     renumbered = replace(trace, ranks=tuple(replace(rank, rank=5) for rank in trace.ranks))
     with pytest.raises(TraceError):
         take_in(renumbered.to_json())
+
+
+def test_a_file_is_checked_whoever_reads_it(tmp_path: Path) -> None:
+    trace = live(model=PRESETS["tiny"], ranks=2)
+    rank, path = trace.ranks[0], tmp_path / "trace.json"
+    less = rank.collectives[0]._replace(payload_nbytes=-5)
+    for wrong, words in (
+        (replace(rank, rest={}), "more was freed than allocated"),
+        (
+            replace(rank, collectives=(less, *rank.collectives[1:])),
+            "Rank 0, collective 0 .all_gather.: -5 bytes among 2",
+        ),
+    ):
+        path.write_text(replace(trace, ranks=(wrong, *trace.ranks[1:])).to_json())
+        with pytest.raises(TraceError, match=words):
+            read_trace(path)
 
 
 @pytest.mark.parametrize(

@@ -124,9 +124,9 @@ def test_the_live_report_has_both_peaks_unexplained_lines_and_what_is_outside() 
     assert "%" not in text.partition("AT REST")[2] and "RSS" not in text
     for title in ("AT REST, ", "AT REST ON THE HOST, ", "PEAK AS ON NCCL, ", "PEAK AS HERE, ", "THE STEP, "):
         assert f"{title}rank 0" in text and f"{title}ranks 1-2" in text
-    # Rank 0 and the two others: at rest, on the host, and both peaks.
+    # Rank 0 and the two others: at rest, on the host, both peaks, and on the wire.
     lines = [line.split() for line in text.splitlines() if line.startswith("  unexplained ")]
-    assert [line[1] for line in lines] == ["0", "0", "36", "36", "0", "0", "0", "0"]
+    assert [line[1] for line in lines] == ["0", "0", "36", "36", "0", "0", "0", "0", "0", "0"]
     assert "TEMPORARY: unexplained" in text and "NOT AS PREDICTED" in text
     assert "Outside torch's allocator" in text
 

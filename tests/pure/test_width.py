@@ -12,8 +12,9 @@ from zeroviz.errors import SpecError
 from zeroviz.models import PRESETS, bare
 from zeroviz.precision import OWN_PRECISIONS, DType
 from zeroviz.predict import predict
-from zeroviz.spec import Checkpointing, Offload, Optimizer, RunSpec, Strategy, UnitPolicy
+from zeroviz.spec import Checkpointing, Implementation, Offload, Optimizer, Precision, RunSpec, Strategy, UnitPolicy
 from zeroviz.tables import render
+from zeroviz.tables_side_by_side import render_side_by_side
 
 NUM_SPECS = 200
 COUNTS = (1, 2, 1001, 7 * 10**9, 10**15, 10**18)
@@ -57,6 +58,45 @@ def test_no_line_of_any_prediction_is_longer_than_the_terminal() -> None:
         assert text.isascii() and max(map(len, text.splitlines())) <= 80, spec
         # Four digits before the point and no more, whatever the unit.
         assert not re.search(r"\d\d,\d{3}\.\d\d [kKMGTPEZYRQ]i?B", text), spec
+
+
+@pytest.mark.parametrize(
+    ("impl", "strategy", "ranks", "group"),
+    [
+        (Implementation.FSDP2, Strategy.HYBRID_SHARD, 64, 4),  # each group's last rank holds more than its others
+        (Implementation.FSDP2, Strategy.HYBRID_SHARD, 256, 8),
+        (Implementation.MEGATRON, Strategy.MEGATRON_OPTIM, 32, None),
+        (Implementation.DEEPSPEED, Strategy.ZERO3, 100, None),
+        (Implementation.ZERO_REDUNDANCY, Strategy.ZERO1, 64, None),
+    ],
+)
+@pytest.mark.parametrize("model", ["tiny", "gpt2"])
+def test_many_ranks_that_differ_are_named_within_the_terminal(
+    impl: Implementation, strategy: Strategy, ranks: int, group: int | None, model: str
+) -> None:
+    spec = RunSpec(
+        model=PRESETS[model],
+        impl=impl,
+        strategy=strategy,
+        ranks=ranks,
+        shard_ranks=group,
+        precision=Precision.BF16_FP32GRAD if impl is Implementation.MEGATRON else Precision.FP32,
+    )
+    assert max(map(len, render(predict(spec)).splitlines())) <= 80
+
+
+def test_states_with_long_names_are_told_apart_within_the_terminal() -> None:
+    long = RunSpec(
+        model=PRESETS["tiny-llama"], strategy=Strategy.HYBRID_SHARD, ranks=4, shard_ranks=2, accumulation=3,
+        precision=Precision.BF16_MIXED, checkpointing=Checkpointing(2),
+    )  # fmt: skip
+    other = RunSpec(
+        model=PRESETS["tiny"], ranks=2, offload=Offload.PARAMS, accumulation=2, unit=UnitPolicy.parse("layer")
+    )
+    text = render_side_by_side([predict(long), predict(other)])
+    assert max(map(len, text.splitlines())) <= 80
+    assert re.search(r"\n  \(1\) tiny-llama, .+\n +peaks in backward of block 1\n", text, re.DOTALL)
+    assert re.search(r"total +[\d,]+ +[\d,]+\n", text)  # exact bytes
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from zeroviz.rank_trace import RankTrace
 from zeroviz.settings import Settings
 from zeroviz.spec import Checkpointing, DType, Implementation, Offload, Optimizer, Precision, RunSpec, Strategy
 from zeroviz.witness import deepspeed_gathers
+from zeroviz.witness.deepspeed_flat import Bucketed
 from zeroviz.witness.deepspeed_gathers import Act, deeds_of
 from zeroviz.witness.deepspeed_parts import chunk_numel, flat_numel, is_persistent, part_numel
 
@@ -202,6 +204,27 @@ def test_stage_2_reduces_every_micro_batch_and_stage_1_the_last() -> None:
     for stage, times in ((Strategy.ZERO1, 1), (Strategy.ZERO2, 3)):
         rank = first(deepspeed(stage, accumulation=3))
         assert sum(payloads(rank, CollectiveOp.ALL_REDUCE)) == times * 4 * P + 4
+
+
+def test_a_million_parts_are_cut_as_a_few_are() -> None:
+    """Cut where parts begin, the slices of a bucket are the gradients in it again, whatever N; and each call is the
+    first to have more than the bucket holds, or the last."""
+    for ranks, bucket in ((3, 1000), (64, 1000), (64, 50_001), (2**20, 1000), (2**20, 5 * 10**8)):
+        spec = deepspeed(Strategy.ZERO2, ranks, model=GPT2, settings=Settings(bucket_numel=bucket))
+        walk = Bucketed(spec, 0)
+        shapes = list(walk._start)
+        runs = walk._slices(shapes)
+        assert sum(run.num * run.numel for run in runs) == GPT2.num_params
+        assert all(one.stop <= other.owner for one, other in pairwise(runs))
+        assert all(run.numel <= walk.part for run in runs) and all(
+            run.numel == walk.part for run in runs if run.num > 1
+        )
+        calls = list(walk._calls(runs))
+        numels = [sum(run.num * run.numel for run in call) for call in calls]
+        assert sum(numels) == GPT2.num_params
+        for call, numel in zip(calls[:-1], numels, strict=False):
+            assert numel - call[-1].numel <= bucket < numel
+    assert first(deepspeed(Strategy.ZERO2, 2**20, model=GPT2)).rest_nbytes > 0
 
 
 def test_fp32_gradients_are_reduced_in_bf16() -> None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
-from itertools import groupby
+from typing import NamedTuple
 
 from zeroviz import artefacts
 from zeroviz.category import Category
@@ -112,6 +112,19 @@ class WholeGradients(Kept):
         self.drop(spec.model.num_params * spec.recipe.param.itemsize, Category.UNSHARDED_GRAD)
 
 
+class Run(NamedTuple):
+    """Slices of as many elements each, of neighbouring owners: of a million parts nearly all are alike."""
+
+    owner: int
+    num: int
+    numel: int
+
+    @property
+    def stop(self) -> int:
+        """The owner after the last."""
+        return self.owner + self.num
+
+
 class Bucketed(Walk):
     """Stages 1 and 2. See the notes of the module."""
 
@@ -176,14 +189,14 @@ class Bucketed(Walk):
             self.make(self._own_nbytes, Category.SHARDED_GRAD)
         self.divide(self.param)
         for slices in self._calls(self._slices(shapes)):
-            numel = sum(length for _, length in slices)
-            copied = numel * self.param.itemsize if len(slices) > 1 else 0
+            numel = sum(run.num * run.numel for run in slices)
+            copied = numel * self.param.itemsize if sum(run.num for run in slices) > 1 else 0
             self.make(copied)
             self.send(CollectiveOp.ALL_REDUCE, self.param, numel)
-            for owner, length in slices:
-                if self.compact and owner == self.rank:
-                    self.make(length * FP32)
-                    self.drop(length * FP32)
+            for run in slices:
+                if self.compact and run.owner <= self.rank < run.stop:
+                    self.make(run.numel * FP32)
+                    self.drop(run.numel * FP32)
             self.drop(copied)
         if owned and not self.compact and not self._own_nbytes:
             self._own_nbytes = self._touched_numel * self.param.itemsize
@@ -234,29 +247,44 @@ class Bucketed(Walk):
         start = self._start[shape]
         return start < (self.rank + 1) * self.part and start + shape.numel > self.rank * self.part
 
-    def _slices(self, shapes: list[NamedShape]) -> list[tuple[int, int]]:
-        """(owner, elements) of what is in the bucket, cut where parts begin; neighbours of an owner are one, unless
-        they go into a buffer of this rank's by themselves."""
-        cut: list[tuple[int, int]] = []
+    def _slices(self, shapes: list[NamedShape]) -> list[Run]:
+        """What is in the bucket, cut where parts begin; neighbours of an owner are one, unless they go into a buffer of
+        this rank's by themselves."""
+        runs: list[Run] = []
         for shape in shapes:
-            start, stop = self._start[shape], self._start[shape] + shape.numel
-            while start < stop:
-                owner = start // self.part
-                end = min(stop, (owner + 1) * self.part)
-                cut.append((owner, end - start))
-                start = end
-        if self.compact:
-            return list(_merged(cut, self.rank))
-        return [(owner, sum(length for _, length in same)) for owner, same in groupby(cut, key=lambda each: each[0])]
+            first, *others = self._cut(self._start[shape], self._start[shape] + shape.numel)
+            same = runs and runs[-1].stop - 1 == first.owner and not (self.compact and first.owner == self.rank)
+            if same:
+                before = runs.pop()
+                runs += [before._replace(num=before.num - 1)] if before.num > 1 else []
+                first = first._replace(numel=before.numel + first.numel)
+            runs += [first, *others]
+        return runs
 
-    def _calls(self, slices: list[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
+    def _cut(self, start: int, stop: int) -> Iterator[Run]:
+        """The first slice, whole parts, the last slice."""
+        owner = start // self.part
+        end = min(stop, (owner + 1) * self.part)
+        yield Run(owner, 1, end - start)
+        num_whole, rest = divmod(stop - end, self.part)
+        if num_whole:
+            yield Run(owner + 1, num_whole, self.part)
+        if rest:
+            yield Run(owner + 1 + num_whole, 1, rest)
+
+    def _calls(self, runs: list[Run]) -> Iterator[list[Run]]:
         """The slices of each all-reduce: it goes out when it has more elements than the bucket."""
-        call: list[tuple[int, int]] = []
-        for each in slices:
-            call.append(each)
-            if sum(length for _, length in call) > self.bucket_numel:
-                yield call
-                call = []
+        call: list[Run] = []
+        room = self.bucket_numel
+        for run in runs:
+            while run.num:
+                taken = run._replace(num=min(run.num, room // run.numel + 1))
+                call.append(taken)
+                room -= taken.num * taken.numel
+                run = run._replace(owner=taken.stop, num=run.num - taken.num)
+                if room < 0:
+                    yield call
+                    call, room = [], self.bucket_numel
         if call:
             yield call
 
@@ -307,12 +335,3 @@ def _starts(spec: RunSpec) -> Iterator[tuple[NamedShape, int]]:
     for shape in parameter_order(spec):
         yield shape, start
         start += shape.numel
-
-
-def _merged(cut: list[tuple[int, int]], rank: int) -> Iterator[tuple[int, int]]:
-    """Neighbours of an owner as one, but those of `rank`."""
-    for owner, same in groupby(cut, key=lambda each: each[0]):
-        if owner == rank:
-            yield from same
-        else:
-            yield owner, sum(length for _, length in same)
