@@ -39,13 +39,16 @@ def ticks(start_nbytes: int, largest_nbytes: int, scale: int, most: int = NUM_TI
     steps = (power * tenths // 100 for tenths in (10, 20, 25, 50, 100))
     step = next(step for step in steps if step * most >= length)
     first = -(-start_nbytes // step) * step
-    return tuple(Tick(at, f"{at / scale:g}") for at in range(first, largest_nbytes + 1, step))
+    return tuple(Tick(at, f"{at / scale:,g}") for at in range(first, largest_nbytes + 1, step))
 
 
 def amount(nbytes: int, unit: str) -> str:
-    """Four significant digits in `unit`, and never an exponent; what is less than a thousandth of it, in bytes."""
+    """Four significant digits in `unit`, and never an exponent. What is less than a tenth of it is in the largest unit
+    of which it is one or more, and thus begins with no zeros."""
     scale = _SCALES.get(unit, 1)
-    if abs(nbytes) < scale // 1000 or scale == 1:
+    if abs(nbytes) * 10 < scale:
+        unit, scale = next((pair for pair in DECIMAL_UNITS if abs(nbytes) >= pair[1]), ("B", 1))
+    if scale == 1:
         return f"{nbytes:,} B"
     value = nbytes / scale
     return f"{value:,.0f} {unit}" if abs(value) >= 999.95 else f"{value:#.4g} {unit}"

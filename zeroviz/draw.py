@@ -10,14 +10,14 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zeroviz.bar_layout import figures_of, layout_of, named_ticks
 from zeroviz.capacity_line import Beyond, CapacityLine
 from zeroviz.compare import Moment
+from zeroviz.head import LINE, MARGIN, ROOM, WIDTH, headed
 from zeroviz.paper import Paper, Say, Shape, text_width
-from zeroviz.quantity import format_nbytes
 from zeroviz.scene import Row, Scene, Segment
 from zeroviz.style import (
     BLUE,
-    FIGURE_INCHES,
     FONT_POINTS,
     INK,
     MUTED,
@@ -36,14 +36,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAME = "zeroviz-picture"
-WIDTH = FIGURE_INCHES * 72
-MARGIN = 10.0
-LINE = FONT_POINTS * 1.38
-TITLE_POINTS = 19.0
-PLOT_HEIGHT = 236.0
-"""Height that four or more rows share, as long as they stay legible: the page then rests while a slider moves."""
-MIN_BAR, MAX_BAR = 21.0, 46.0
-GROUP_GAP, INSET = 0.4, 1.5
+INSET = 1.5
 SHORT_BAR = 24.0
 """Below this length in points, outlines and separators would be most of a bar, so they are thin."""
 OUTLINE_DASH, REFERENCE_DASH, CAPACITY_DASH = (10.0, 4.0), (2.0, 3.5), (13.0, 3.0, 3.5, 3.0)
@@ -107,26 +100,16 @@ class _Sheet:
         self.paper = Paper(WIDTH)
         self.is_free_above = True  # whether the capacity's line can reach up to its words
         self.saws: dict[int, tuple[tuple[float, float], ...]] = {}  # by bytes beyond the line
-        differ = " (difference)" if any(row.rest_difference is not None for row in scene.rows) else ""
-        self.column_heads = ("at rest" + differ, "at peak" + differ)
-        columns = [(head, *(_figures(scene, row)[i] for row in scene.rows)) for i, head in enumerate(self.column_heads)]
-        widths = [max(map(text_width, texts)) + 14 for texts in columns]
-        self.source_edge = MARGIN + 14 + max(text_width(row.rank_label, weight="bold") for row in scene.rows)
-        self.left = self.source_edge + 10 + max(text_width(row.source_label) for row in scene.rows)
-        self.peak_edge = WIDTH - MARGIN
-        self.rest_edge = self.peak_edge - widths[1]
-        self.right = self.rest_edge - widths[0] - 8
-        groups = {group: number for number, group in enumerate(dict.fromkeys(row.group for row in scene.rows))}
-        self._slots = [row.index + GROUP_GAP * (groups[row.group] + 0.5) for row in scene.rows]
-        slots = len(scene.rows) + GROUP_GAP * len(groups)
+        self.layout = layout_of(scene)
+        self.left, self.right, self.bar = self.layout.left, self.layout.right, self.layout.bar
         self._given_back = defaultdict[int, list[Segment]](list)  # by row
         for segment in scene.segments:
             if segment.is_given_back:
                 self._given_back[segment.row].append(segment)
-        self.bar = max(MIN_BAR, min(MAX_BAR, PLOT_HEIGHT / slots))
         # The capacity's words have a line of their own, whether or not it lies within the axis: a page then rests.
-        self.top = self._head() + LINE * (1.1 if scene.capacity is None else 2.5)
-        self.bottom = self.top + self.bar * slots
+        self.top = self._head() + LINE * (0.1 + len(self.layout.lines(self.layout.heads[0])))
+        self.top += LINE * 1.4 if scene.capacity is not None else 0.0
+        self.bottom = self.top + self.layout.height
         self.paper.height = self._axis() + MARGIN
         self._bars()
         if scene.capacity is not None:
@@ -140,18 +123,12 @@ class _Sheet:
 
     def y(self, row: Row) -> float:
         """The upper edge of a row's bar."""
-        return self.top + self.bar * self._slots[row.index]
+        return self.top + self.layout.tops[row.index]
 
     def _head(self) -> float:
         """Title, what is drawn, legend. Returns where they end."""
         scene, paper = self.scene, self.paper
-        y = MARGIN + TITLE_POINTS * 0.6
-        paper.text(MARGIN, y, scene.title, points=TITLE_POINTS, is_bold=True)
-        y += TITLE_POINTS * 0.4
-        for number, words in enumerate((scene.recipe, *scene.subtitle)):
-            for line in paper.wrapped(words, WIDTH - 2 * MARGIN):
-                y += LINE
-                paper.text(MARGIN, y, line, color=INK if number > 1 else MUTED)
+        y = headed(paper, scene.title, (scene.recipe, *scene.subtitle), num_muted=2)
         x, y = MARGIN, y + LINE * 1.4
         for entry in scene.legend:
             paint = PADDING if entry.category is None else PAINT[entry.category]
@@ -167,7 +144,7 @@ class _Sheet:
         y += LINE * 0.15
         key = KEY_GIVEN_BACK if scene.gives_back else KEY
         key += f" {KEY_BEYOND}" if scene.beyond else ""
-        for line in paper.wrapped(key, WIDTH - 2 * MARGIN):
+        for line in paper.wrapped(key, ROOM):
             y += LINE
             paper.text(MARGIN, y, line, color=MUTED)
         return y + LINE * 0.3
@@ -177,16 +154,21 @@ class _Sheet:
         scene, paper, y = self.scene, self.paper, self.bottom + LINE * 0.7
         for tick in scene.ticks:
             paper.line(((self.x(tick.nbytes), self.top), (self.x(tick.nbytes), self.bottom)), RULE)
+        for tick in named_ticks(scene.ticks, self.x(1) - self.x(0)):
             paper.text(self.x(tick.nbytes), y, tick.label, anchor="middle", color=MUTED)
-        paper.text(self.left, y + LINE, scene.axis_label, color=MUTED)
+        left = min(self.left, MARGIN + ROOM - text_width(scene.axis_label))
+        paper.text(left, y + LINE, scene.axis_label, color=MUTED)
+        for down, name in self.layout.above:
+            paper.text(MARGIN, self.top + down, name, is_bold=True, is_backed=True)
         if scene.reference is not None:
             x = self.x(scene.reference.nbytes)
             paper.line(((x, self.top), (x, self.bottom)), INK, 2.0, REFERENCE_DASH)
             self._reference_words(x, f"{scene.reference.label} {scene.amount(scene.reference.nbytes)}")
-        for edge, words in zip((self.rest_edge, self.peak_edge), self.column_heads, strict=True):
-            paper.text(edge, self.top - LINE * 0.4, words, anchor="end", color=MUTED)
+        for edge, words in zip(self.layout.edges, self.layout.heads, strict=True):
+            for number, line in enumerate(reversed(self.layout.lines(words))):
+                paper.text(edge, self.top - LINE * (0.4 + number), line, anchor="end", color=MUTED)
         y += LINE * 1.1
-        for line in (line for note in scene.notes for line in paper.wrapped(note, WIDTH - 2 * MARGIN)):
+        for line in (line for note in scene.notes for line in paper.wrapped(note, ROOM)):
             y += LINE
             paper.text(MARGIN, y, line, color=MUTED)
         return y + LINE * 0.5
@@ -274,11 +256,14 @@ class _Sheet:
         )  # fmt: skip
         thickness = 4 if end - self.left > SHORT_BAR else 1.2
         self.paper.line(((end, y), (end, y + self.bar)), INK, thickness)
-        if self.scene.rows[max(0, row.index - 1)].group != row.group or not row.index:
+        is_first = self.scene.rows[max(0, row.index - 1)].group != row.group or not row.index
+        if is_first and not self.layout.above:
             self.paper.text(MARGIN, middle, row.rank_label, is_bold=True)
-        self.paper.text(self.source_edge, middle, row.source_label)
-        for edge, figure in zip((self.rest_edge, self.peak_edge), _figures(self.scene, row), strict=True):
-            self.paper.text(edge, middle, figure, anchor="end")
+        self.paper.text(self.layout.source_edge, middle, row.source_label)
+        for edge, figure in zip(self.layout.edges, figures_of(self.scene, row), strict=True):
+            lines = self.layout.lines(figure)
+            for number, line in enumerate(lines):
+                self.paper.text(edge, middle + LINE * (number - (len(lines) - 1) / 2), line, anchor="end")
 
     def _segment(self, segment: Segment) -> None:
         paint, row = PAINT[segment.category], self.scene.rows[segment.row]
@@ -363,21 +348,6 @@ def _tooltip(row: Row) -> str:
         f"{row.rank_label}, {row.source_label}: {row.rest_nbytes:,} B at rest, peak {row.peak_nbytes:,} B "
         f"in {row.peak_place}"
     )
-
-
-def _figures(scene: Scene, row: Row) -> tuple[str, str]:
-    """The two figures at the right of a row; a measured one says how far it is from the predicted one."""
-    pairs = ((row.rest_nbytes, row.rest_difference), (row.peak_nbytes, row.peak_difference))
-    rest, peak = (
-        scene.amount(nbytes) + ("" if difference is None else f" ({signed(difference)})")
-        for nbytes, difference in pairs
-    )
-    return rest, peak
-
-
-def signed(difference: int) -> str:
-    """A difference for a person: `+1.2 kB`, `-40 B`, and plainly `0 B`."""
-    return f"{'+' if difference > 0 else ''}{format_nbytes(difference)}"
 
 
 def _label_lines(name: str, value: str, room: float, height: float) -> tuple[str, ...]:

@@ -20,12 +20,11 @@ from zeroviz.axis import Tick, amount, axis_words, ticks
 from zeroviz.category import Category
 from zeroviz.guess import Answer, Figure, Part, factor_text
 from zeroviz.guess_figure import part_label, state_words
+from zeroviz.head import LINE, MARGIN, ROOM, WIDTH, headed
 from zeroviz.paper import Paper, Shape, text_width
 from zeroviz.quantity import format_nbytes
 from zeroviz.style import (
     BLUE,
-    FIGURE_INCHES,
-    FONT_POINTS,
     INK,
     MUTED,
     ON_PAINT,
@@ -38,11 +37,7 @@ from zeroviz.style import (
 )
 
 NAME = "zeroviz-guess"
-WIDTH = FIGURE_INCHES * 72
-MARGIN = 10.0
-ROOM = WIDTH - 2 * MARGIN
-LINE = FONT_POINTS * 1.38
-TITLE_POINTS, LABEL_POINTS, AMOUNT_POINTS, WHY_POINTS = 19.0, 16.0, 18.0, 16.0
+LABEL_POINTS, AMOUNT_POINTS, WHY_POINTS = 16.0, 18.0, 16.0
 FAR = 20
 """The factor beyond which the axis is logarithmic."""
 BAR, GAP = 50.0, 14.0
@@ -145,11 +140,8 @@ class _Sheet:
     def _head(self) -> float:
         """The verdict, what of the state explains it, and the step. Returns where they end."""
         paper, words = self.paper, self.answer.words.removesuffix(".")
-        points = min(TITLE_POINTS, TITLE_POINTS * ROOM / text_width(words, TITLE_POINTS, "bold"))
-        y = MARGIN + TITLE_POINTS * 0.6
-        paper.text(MARGIN, y, words, points=points, is_bold=True)
-        y += TITLE_POINTS * 0.4
-        for line in _wrapped(self.answer.why, WHY_POINTS) if self.answer.why else ():
+        y = headed(paper, words, ())
+        for line in paper.wrapped(self.answer.why, ROOM, WHY_POINTS) if self.answer.why else ():
             y += WHY_POINTS * 1.38
             paper.text(MARGIN, y, line, points=WHY_POINTS)
         for line in paper.wrapped(state_words(self.spec), ROOM):
@@ -349,15 +341,3 @@ def _tip(row: _Row) -> str:
 def _data(row: _Row) -> dict[str, str]:
     """What a program reads off a mark."""
     return {"mark": row.key, "nbytes": str(row.nbytes)}
-
-
-def _wrapped(text: str, points: float) -> list[str]:
-    """The text in lines no wider than the paper, in letters of this size."""
-    lines: list[str] = [""]
-    for word in text.split(" "):
-        longer = f"{lines[-1]} {word}".strip()
-        if lines[-1] and text_width(longer, points) > ROOM:
-            lines.append(word)
-        else:
-            lines[-1] = longer
-    return lines

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from zeroviz.head import LINE, MARGIN, ROOM, WIDTH, headed
 from zeroviz.heatmap import Cell, HeatMap
 from zeroviz.paper import Paper, text_width
-from zeroviz.style import EXCEEDS, FIGURE_INCHES, FITS, FONT_POINTS, INK, MUTED
+from zeroviz.style import EXCEEDS, FITS, INK, MUTED
 
 NAME = "zeroviz-heatmap"
-WIDTH = FIGURE_INCHES * 72
-MARGIN = 10.0
-LINE = FONT_POINTS * 1.38
-TITLE_POINTS = 19.0
 CELL_HEIGHT = 25.0
 HATCH = "//"
 
@@ -49,7 +46,7 @@ def paper_of(heatmap: HeatMap) -> Paper:
     y = bottom + LINE * 1.7
     paper.text(left + width * len(heatmap.ranks) / 2, y, "ranks", anchor="middle", color=MUTED)
     for note in heatmap.notes:
-        for line in paper.wrapped(note, WIDTH - 2 * MARGIN):
+        for line in paper.wrapped(note, ROOM):
             y += LINE
             paper.text(MARGIN, y, line, color=MUTED)
     paper.height = y + LINE * 0.5 + MARGIN
@@ -68,13 +65,7 @@ def save_heatmap(heatmap: HeatMap, path: Path) -> None:
 
 def _head(paper: Paper, heatmap: HeatMap) -> float:
     """Title, what is asked, and the key. Returns where the grid begins."""
-    y = MARGIN + TITLE_POINTS * 0.6
-    paper.text(MARGIN, y, heatmap.title, points=TITLE_POINTS, is_bold=True)
-    y += TITLE_POINTS * 0.4
-    for number, words in enumerate(heatmap.subtitle):
-        for line in paper.wrapped(words, WIDTH - 2 * MARGIN):
-            y += LINE
-            paper.text(MARGIN, y, line, color=INK if number else MUTED)
+    y = headed(paper, heatmap.title, heatmap.subtitle)
     y, x = y + LINE * 1.3, MARGIN
     for fill, hatch, words in (
         (FITS[1], None, "+ fits, GB to spare"),

@@ -13,17 +13,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from zeroviz.combs import Axis, Edge, Tooth, comb, teeth_of
+from zeroviz.head import LINE, MARGIN, ROOM, WIDTH, headed
 from zeroviz.paper import CLEAR, Paper, Say, Shape, text_width
 from zeroviz.quantity import format_nbytes
 from zeroviz.shard_map import Column, Lane, Panel, Row, ShardMap
 from zeroviz.shard_rules import Hold, Piece, TensorClass
-from zeroviz.style import FIGURE_INCHES, FONT_POINTS, GREY, INK, MUTED, PADDING, PAINT, PAPER, TRACK
+from zeroviz.style import GREY, INK, MUTED, PADDING, PAINT, PAPER, TRACK
 
 NAME = "zeroviz-shard-map"
-WIDTH = FIGURE_INCHES * 72
-MARGIN = 10.0
-LINE = FONT_POINTS * 1.38
-TITLE_POINTS = 19.0
 ROW_POINTS = 12.0
 """Of the words beside and in lanes; the smallest in the picture."""
 PITCHES = ((4, 21), (9, 16), (12, 15), (16, 10))
@@ -116,13 +113,7 @@ class _Sheet:
     def _head(self) -> float:
         """Title, words, key. Returns where they end."""
         paper, shard_map = self.paper, self.map
-        y = MARGIN + TITLE_POINTS * 0.6
-        paper.text(MARGIN, y, shard_map.title, points=TITLE_POINTS, is_bold=True)
-        y += TITLE_POINTS * 0.4
-        for number, words in enumerate(shard_map.subtitle):
-            for line in paper.wrapped(words, WIDTH - 2 * MARGIN):
-                y += LINE
-                paper.text(MARGIN, y, line, color=INK if number else MUTED)
+        y = headed(paper, shard_map.title, shard_map.subtitle)
         return self._key(y + LINE * 1.3) + LINE * 0.9
 
     def _key(self, y: float) -> float:
@@ -305,7 +296,7 @@ class _Sheet:
         if self.axis.padding_scale < 1:
             notes.append("Padding is drawn to a smaller scale than parameters.")
         for note in notes:
-            for line in paper.wrapped(note, WIDTH - 2 * MARGIN):
+            for line in paper.wrapped(note, ROOM):
                 y += LINE
                 paper.text(MARGIN, y, line, color=MUTED)
         return y + LINE * 0.4

@@ -16,17 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zeroviz.category import Category
+from zeroviz.head import LINE, MARGIN, ROOM, WIDTH, headed
 from zeroviz.paper import CLEAR, Paper, Say, Shape, text_width
 from zeroviz.plot_area import Floats, Name, Plot, Rooms, Table, tops_of
-from zeroviz.style import BLUE, FIGURE_INCHES, FONT_POINTS, INK, MUTED, ON_PAINT, PAINT, PAPER, RULE, label_of, short_of
+from zeroviz.style import BLUE, INK, MUTED, ON_PAINT, PAINT, PAPER, RULE, label_of, short_of
 from zeroviz.timeline import OpMark, Timeline
 from zeroviz.timeline_part import Part
 
 NAME = "zeroviz-timeline"
-WIDTH = FIGURE_INCHES * 72
-MARGIN = 10.0
-LINE = FONT_POINTS * 1.38
-TITLE_POINTS = 19.0
 PLOT_HEIGHT, HOST_HEIGHT = 300.0, 110.0
 MAX_HOVERS = 400
 """Above this many ops, tooltips are given by unit, and of more units than that by neighbours of them, so that the page
@@ -138,15 +135,7 @@ class _Sheet:
 
     def _head(self) -> float:
         """Title and words. Returns where they end."""
-        paper, timeline = self.paper, self.timeline
-        y = MARGIN + TITLE_POINTS * 0.6
-        paper.text(MARGIN, y, timeline.title, points=TITLE_POINTS, is_bold=True)
-        y += TITLE_POINTS * 0.4
-        for number, words in enumerate(timeline.subtitle):
-            for line in paper.wrapped(words, WIDTH - 2 * MARGIN):
-                y += LINE
-                paper.text(MARGIN, y, line, color=INK if number else MUTED)
-        return y + LINE * 0.3
+        return headed(self.paper, self.timeline.title, self.timeline.subtitle) + LINE * 0.3
 
     def _plot(self, part: Part, y: float, height: float, *, is_first: bool) -> float:
         """Key, axis, areas, lines and marks of one part. Returns where they end."""
@@ -316,7 +305,7 @@ class _Sheet:
                 paper.text((x + end) / 2, y + LINE * 0.95, phase.label, anchor="middle", is_bold=True)
         y += LINE * 1.1
         for note in (f"{timeline.num_moments - 1:,} {timeline.axis_words}.", *timeline.notes):
-            for line in paper.wrapped(note, WIDTH - 2 * MARGIN):
+            for line in paper.wrapped(note, ROOM):
                 y += LINE
                 paper.text(MARGIN, y, line, color=MUTED)
         return y + LINE * 0.4

@@ -10,17 +10,14 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from zeroviz.head import LINE, MARGIN, WIDTH, headed
 from zeroviz.paper import Paper, Say, text_width
-from zeroviz.style import FIGURE_INCHES, FONT_POINTS, INK, MUTED, PAPER, RULE, WIRE_PAINT
+from zeroviz.style import FONT_POINTS, INK, MUTED, PAPER, RULE, WIRE_PAINT
 from zeroviz.trace import Origin
 from zeroviz.wire_scene import Part, WireEntry, WireRow, WireScene, WireSegment
 from zeroviz.wire_sums import collective_words
 
 NAME = "zeroviz-wire"
-WIDTH = FIGURE_INCHES * 72
-MARGIN = 10.0
-LINE = FONT_POINTS * 1.38
-TITLE_POINTS = 19.0
 PLOT_HEIGHT = 260.0
 """Height that many rows share, as long as they stay legible."""
 MIN_BAR, MAX_BAR = 21.0, 46.0
@@ -96,17 +93,7 @@ class _Sheet:
 
     def _head(self) -> float:
         """Title and what is drawn. Returns where they end."""
-        scene, paper, room = self.scene, self.paper, WIDTH - 2 * MARGIN
-        # A little less than fits: a pen that hints its letters makes them wider.
-        points = min(TITLE_POINTS, TITLE_POINTS * 0.97 * room / text_width(scene.title, TITLE_POINTS, "bold"))
-        y = MARGIN + TITLE_POINTS * 0.6
-        paper.text(MARGIN, y, scene.title, points=points, is_bold=True)
-        y += TITLE_POINTS * 0.4
-        for number, words in enumerate(scene.subtitle):
-            for line in paper.wrapped(words, room):
-                y += LINE
-                paper.text(MARGIN, y, line, color=INK if number else MUTED)
-        return y + LINE * 0.5
+        return headed(self.paper, self.scene.title, self.scene.subtitle) + LINE * 0.5
 
     # ---- the bars ----
 

@@ -132,9 +132,7 @@ def sum_words(figure: Figure, spec: RunSpec, unit: str) -> str:
 
 def state_words(spec: RunSpec) -> str:
     """The step that is asked about: strategy, ranks and precision, then model, parameters, units, batch and options."""
-    # A bare count is called by its count, and would say it twice.
-    what = what_text(spec)
-    return f"{title(spec)}; {what.removeprefix(f'{spec.model.name}, ') if spec.model.family is Family.BARE else what}"
+    return f"{title(spec)}; {what_text(spec)}"
 
 
 def question_words(spec: RunSpec, what: Asked, rank: int) -> str:

@@ -117,12 +117,12 @@ class Paper:
     ) -> None:
         self.add(Words(x, y, text, points, is_bold, anchor, color, is_backed))
 
-    def wrapped(self, text: str, width: float) -> list[str]:
+    def wrapped(self, text: str, width: float, points: float = FONT_POINTS, *, is_bold: bool = False) -> list[str]:
         """The text in lines of at most `width` points."""
-        lines = [""]
+        lines, weight = [""], "bold" if is_bold else "normal"
         for word in text.split(" "):
             longer = f"{lines[-1]} {word}".strip()
-            if lines[-1] and text_width(longer) > width:
+            if lines[-1] and text_width(longer, points, weight) > width:
                 lines.append(word)
             else:
                 lines[-1] = longer

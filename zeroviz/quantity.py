@@ -22,7 +22,7 @@ def format_nbytes(nbytes: int) -> str:
     """A decimal-unit text for a person, e.g. `38.50 GB`, `14.21 MB`, `512 B`; four significant digits."""
     for unit, scale in DECIMAL_UNITS:
         if abs(nbytes) >= scale:
-            return f"{Decimal(nbytes) / scale:.4g} {unit}"
+            return f"{Decimal(nbytes) / scale:,.4g} {unit}"
     return f"{nbytes} B"
 
 

@@ -15,7 +15,7 @@ from zeroviz.rank_trace import alike
 from zeroviz.scene import Padding, Row, Scene, Segment, legend_of, paddings_of, row_of, segments_of, wire_line
 from zeroviz.spec import RunSpec
 from zeroviz.trace import RankTrace, Trace
-from zeroviz.wording import batch_words, parameters_text, recipe_sum
+from zeroviz.wording import batch_words, model_text, parameters_text, recipe_sum
 
 MIN_TRACES, MAX_TRACES = 2, 5
 
@@ -30,10 +30,10 @@ _WORDS: Sequence[tuple[str, Callable[[RunSpec], str]]] = (
     ("precision", lambda spec: spec.precision.value),
     ("unit", lambda spec: f"unit {spec.unit}"),
     ("optimizer", lambda spec: spec.optimizer.value),
-    ("tokens", lambda spec: f"{spec.batch} x {spec.seq}"),
+    ("tokens", lambda spec: f"{spec.batch:,} x {spec.seq:,}"),
     ("checkpointing", lambda spec: f"checkpointing {spec.checkpointing}"),
     ("offload", lambda spec: f"offload {spec.offload.value}"),
-    ("micro-batches", lambda spec: f"{spec.accumulation} micro-batches"),
+    ("micro-batches", lambda spec: f"{spec.accumulation:,} micro-batch{'es' * (spec.accumulation > 1)}"),
 )
 
 
@@ -89,7 +89,7 @@ def names_of(specs: Sequence[RunSpec]) -> list[str]:
         raise TraceError(f"{len(specs)} were given to be compared; a picture takes {MIN_TRACES} to {MAX_TRACES}.")
     if len(set(specs)) < len(specs):
         raise TraceError("Two of the traces are of the same spec; a prediction and its run are one row and its twin.")
-    differing = [say for what, say in _WORDS if len(_said(what, say, specs)) > 1]
+    differing = [say for _, say in _WORDS if len(_said(say, specs)) > 1]
     names = [", ".join(word for say in differing if (word := say(spec))) for spec in specs]
     if len(set(names)) < len(names) or not all(names):
         names = [f"{number}: {name}".rstrip(": ") for number, name in enumerate(names, 1)]
@@ -97,24 +97,24 @@ def names_of(specs: Sequence[RunSpec]) -> list[str]:
 
 
 def heading(specs: Sequence[RunSpec], names: Sequence[str]) -> str:
-    """What is common to all; then their names, where these are short."""
-    said = [
-        _said(*words, specs) for words in _WORDS if words[0] in ("model", "strategy", "ranks", "groups", "precision")
-    ]
-    same = [next(iter(words)) for words in said if len(words) == 1]
+    """What is said of every one of them; then their names, where these are short."""
+    said = [_said(say, specs) for what, say in _WORDS if what in ("model", "strategy", "ranks", "groups", "precision")]
+    same = [word for words in said if len(words) == 1 and (word := next(iter(words)))]
     what = ", ".join(same) + ": " if same else ""
-    if any("," in name for name in names):
+    if any(", " in name for name in names):
         return f"{what}{len(names)} side by side"
     return f"{what}{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _said(what: str, say: Callable[[RunSpec], str], specs: Sequence[RunSpec]) -> set[str]:
-    """What specs are called. One without groups has its strategy's name for that."""
-    return {say(spec) for spec in specs if what != "groups" or spec.shard_ranks is not None}
+def _said(say: Callable[[RunSpec], str], specs: Sequence[RunSpec]) -> set[str]:
+    """What specs are called; nothing for one that has no such thing, as most have no shard groups."""
+    return {say(spec) for spec in specs}
 
 
 def _plain(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def highest(trace: Trace) -> RankTrace:
@@ -126,7 +126,7 @@ def _model(specs: Sequence[RunSpec]) -> str:
     """The parameters, and the batch where that is the same for all."""
     models = list(dict.fromkeys(spec.model for spec in specs))
     if len(models) > 1:
-        return "; ".join(f"{model.name}: {parameters_text(model)}" for model in models)
+        return "; ".join(map(model_text, models))
     batches = {batch_words(spec) for spec in specs}
     return parameters_text(models[0]) + (batches.pop() if len(batches) == 1 else "")
 

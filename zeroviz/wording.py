@@ -54,16 +54,21 @@ def parameters_text(model: ModelShape) -> str:
     return f"{model.num_params:,} parameter{'s' * (model.num_params != 1)}"
 
 
+def model_text(model: ModelShape) -> str:
+    """`tiny, 133,106 parameters`. A bare count is called by its count, which is said once."""
+    return parameters_text(model) if model.family is Family.BARE else f"{model.name}, {parameters_text(model)}"
+
+
 def what_text(spec: RunSpec) -> str:
     """Model, units, batch and options: `tiny, 133,106 parameters in 4 units (block); 1 x 32 tokens on each rank`."""
     units = len(plan_for(spec).units)
-    what = f"{spec.model.name}, {parameters_text(spec.model)} in {units} {'unit' if units == 1 else 'units'}"
+    what = f"{model_text(spec.model)} in {units:,} {'unit' if units == 1 else 'units'}"
     return "; ".join([f"{what} ({spec.unit}){batch_words(spec)}", *step_options(spec)])
 
 
 def batch_words(spec: RunSpec) -> str:
     """`; 1 x 32 tokens on each rank`, nothing for a bare count."""
-    return "" if spec.model.family is Family.BARE else f"; {spec.batch} x {spec.seq} tokens on each rank"
+    return "" if spec.model.family is Family.BARE else f"; {spec.batch:,} x {spec.seq:,} tokens on each rank"
 
 
 def overlap_options(spec: RunSpec) -> list[str]:
@@ -91,7 +96,7 @@ def step_options(spec: RunSpec) -> list[str]:
         options.append(f"offload {spec.offload.value}")
     if spec.accumulation > 1:
         sync = {None: "", True: " without sync", False: " with sync"}[spec.no_sync]
-        options.append(f"{spec.accumulation} micro-batches{sync}")
+        options.append(f"{spec.accumulation:,} micro-batches{sync}")
     if spec.clip_norm is not None:
         options.append(f"gradient norm clipped at {spec.clip_norm:g}")
     return options

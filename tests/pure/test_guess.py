@@ -133,7 +133,7 @@ def assert_sound(question: Question, trace: Trace) -> None:
 
 def test_the_question_says_all_that_the_figure_depends_on() -> None:
     assert asked(Asked.PEAK, **LLAMA, checkpointing=Checkpointing(1)).words == (
-        "ZeRO-3 on 8 ranks, bf16-mixed; llama3-8b, 8,030,261,248 parameters in 34 units (block); 1 x 4096 tokens on "
+        "ZeRO-3 on 8 ranks, bf16-mixed; llama3-8b, 8,030,261,248 parameters in 34 units (block); 1 x 4,096 tokens on "
         "each rank; checkpointing block: how many bytes does rank 0 hold at the peak of a step?"
     )
     assert asked(Asked.REST, **FIGURE1, strategy=Strategy.ZERO1).words == (

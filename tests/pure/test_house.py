@@ -24,8 +24,8 @@ MAX_MODULE_LINES = 400
 
 # The view half of zeroviz: pictures and widgets. Everything else in zeroviz is arithmetic.
 VIEW = {
-    "draw", "draw_formula", "draw_guess", "draw_heatmap", "draw_shard_map", "draw_timeline", "draw_wire", "panel",
-    "paper", "plot_area", "state", "state_runs",
+    "bar_layout", "draw", "draw_formula", "draw_guess", "draw_heatmap", "draw_shard_map", "draw_timeline", "draw_wire",
+    "head", "panel", "paper", "plot_area", "state", "state_runs",
 }  # fmt: skip
 VIEW_PACKAGES = {"IPython", "anywidget", "ipywidgets", "matplotlib", "numpy", "traitlets"}
 # The commands that start processes reach over into the live half, and only when they are called.

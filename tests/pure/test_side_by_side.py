@@ -14,16 +14,18 @@ import pytest
 
 from zeroviz.cli import main
 from zeroviz.errors import TraceError
-from zeroviz.models import PRESETS
+from zeroviz.models import PRESETS, bare
 from zeroviz.partition import padded_numel, plan_for
 from zeroviz.predict import predict
-from zeroviz.side_by_side import names_of, side_by_side
-from zeroviz.spec import Implementation, RunSpec, Settings, Strategy
+from zeroviz.scene import build_scene
+from zeroviz.side_by_side import heading, names_of, side_by_side
+from zeroviz.spec import Implementation, RunSpec, Settings, Strategy, UnitPolicy
 from zeroviz.tables_side_by_side import render_side_by_side
 from zeroviz.trace import Category, Origin, Trace
 
 BASE = RunSpec(model=PRESETS["tiny"], strategy=Strategy.DDP, ranks=3)
 DDP = replace(BASE, impl=Implementation.DDP)
+HYBRID = replace(BASE, strategy=Strategy.HYBRID_SHARD, ranks=4, shard_ranks=2)
 
 
 def specs(**settings: Any) -> list[RunSpec]:
@@ -80,6 +82,34 @@ def test_a_row_is_the_rank_that_peaks_highest() -> None:
         assert held == trace.ranks[row.ranks[0]].at_rest
     assert scene.axis_max == max(row.peak_nbytes for row in scene.rows)
     assert scene.title == "tiny, 3 ranks, fp32: DDP and ZeRO-3"
+
+
+@pytest.mark.parametrize(
+    ("given", "title"),
+    [
+        ([BASE, HYBRID], "tiny, fp32: 2 side by side"),
+        ([BASE, HYBRID, replace(HYBRID, ranks=8)], "tiny, fp32: 3 side by side"),
+        ([HYBRID, replace(HYBRID, ranks=8)], "tiny, HYBRID_SHARD, groups of 2, fp32: 4 ranks and 8 ranks"),
+        ([HYBRID, replace(HYBRID, shard_ranks=4)], "tiny, HYBRID_SHARD, 4 ranks, fp32: groups of 2 and groups of 4"),
+        ([replace(BASE, ranks=4), HYBRID], "tiny, 4 ranks, fp32: 2 side by side"),
+        ([BASE, replace(BASE, batch=1024)], "tiny, DDP, 3 ranks, fp32: 1 x 32 and 1,024 x 32"),
+        ([BASE, replace(BASE, accumulation=2)], "tiny, DDP, 3 ranks, fp32: 1 micro-batch and 2 micro-batches"),
+    ],
+)
+def test_a_title_says_of_all_only_what_all_have(given: list[RunSpec], title: str) -> None:
+    """A group of one of them is in its name; most have none."""
+    assert heading(given, names_of(given)) == title
+    for spec, name in zip(given, names_of(given), strict=True):
+        said = spec.shard_ranks is not None and f"groups of {spec.shard_ranks}" in f"{title} {name}"
+        assert said == (spec.shard_ranks is not None)
+
+
+def test_a_bare_count_is_said_once() -> None:
+    """It is called by its count, which is what is said of other models after their names."""
+    count = replace(BASE, model=bare(7_500_000_000), unit=UnitPolicy.parse("model"))
+    scene = side_by_side([predict(count), predict(BASE)])
+    assert scene.subtitle[0] == f"7,500,000,000 parameters; tiny, {BASE.model.num_params:,} parameters"
+    assert build_scene(predict(count)).subtitle[0] == "7,500,000,000 parameters in 1 unit (model)"
 
 
 def test_a_run_lies_under_its_prediction() -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests.view.drawn import ODD, SVG, assert_odd_name_is_text, assert_same_bytes_again, assert_words_have_room, said_in
+from zeroviz.bar_layout import signed
 from zeroviz.capacities import DEFAULT_RESERVE_NBYTES, parse_capacity
 from zeroviz.capacity_line import CapacityLine
 from zeroviz.compare import Moment
@@ -26,7 +27,6 @@ from zeroviz.draw import (
     paper_of,
     placed,
     save_figure,
-    signed,
     svg_text,
 )
 from zeroviz.errors import ZerovizError

@@ -9,6 +9,7 @@ from itertools import product
 import pytest
 
 from tests.every import pairs, settings_of
+from zeroviz.axis import amount
 from zeroviz.capacities import DEFAULT_RESERVE_NBYTES, parse_capacity
 from zeroviz.capacity_line import CapacityLine, both
 from zeroviz.compare import Moment
@@ -182,7 +183,7 @@ def test_the_axis_is_in_one_named_decimal_unit_with_few_round_ticks(model: str, 
     unit = scene.axis_label.split()[0]
     scale = {"kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}[unit]
     assert f"{scale:,} bytes" in scene.axis_label
-    assert all(float(tick.label) * scale == tick.nbytes for tick in scene.ticks)
+    assert all(float(tick.label.replace(",", "")) * scale == tick.nbytes for tick in scene.ticks)
 
 
 def test_a_reference_stretches_the_axis_and_never_cuts_a_bar() -> None:
@@ -206,11 +207,19 @@ def test_the_wire_line_is_the_traces_against_ddps(strategy: Strategy, precision:
     assert line.endswith("in one step" if strategy is Strategy.DDP else f", {sent / ddp:.3g} x DDP's")
 
 
-def test_amounts_are_in_the_axiss_unit_and_small_ones_in_bytes() -> None:
+AMOUNTS = {
+    0: "0 B", 999: "999 B", 1_088: "1.088 kB", -931_812: "-931.8 kB", 2_000_000: "2.000 MB", 99_999_999: "100.0 MB",
+    100_000_000: "0.1000 GB", 14 * 10**9: "14.00 GB", 282_214_825_984: "282.2 GB", 1_137 * 10**9: "1,137 GB",
+}  # fmt: skip
+"""In GB."""
+
+
+def test_amounts_are_in_the_axiss_unit_and_small_ones_in_their_own() -> None:
+    """Small is what would begin with a zero behind its point: less than a tenth of the unit."""
     scene = build_scene(predict(RunSpec(model=PRESETS["llama3-70b"], ranks=4)))
     assert scene.unit == "GB"
-    amounts = [scene.amount(nbytes) for nbytes in (0, 999_999, 2_000_000, 14 * 10**9, 282_214_825_984, 1_137 * 10**9)]
-    assert amounts == ["0 B", "999,999 B", "0.002000 GB", "14.00 GB", "282.2 GB", "1,137 GB"]
+    assert {nbytes: scene.amount(nbytes) for nbytes in AMOUNTS} == AMOUNTS
+    assert amount(1_999, "B") == "1,999 B"
 
 
 def test_a_line_is_kept_for_a_run_to_come() -> None:

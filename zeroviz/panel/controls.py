@@ -19,7 +19,7 @@ from zeroviz.settings import MIB, SETTINGS, BackwardPrefetch
 from zeroviz.spec import DType, Implementation, Offload, Optimizer, Precision, Strategy, UnitKind, Zero1Form
 from zeroviz.state import Explorer
 from zeroviz.toggles import applies, group_choices
-from zeroviz.wording import parameters_text
+from zeroviz.wording import model_text
 
 RANKS = (*range(1, 65), *(2**power * eighths // 8 for power in range(6, 12) for eighths in range(9, 17)))
 """Each up to 64, then eight to an octave, up to 4,096. A few run on a laptop; the others are for arithmetic."""
@@ -110,7 +110,7 @@ class Controls:
             "ranks": widgets.SelectionSlider(options=RANKS),
             "shard_ranks": widgets.SelectionSlider(options=(1,)),
             "precision": _buttons((recipe.value, recipe) for recipe in Precision),
-            "model": widgets.Dropdown(options=[(_model_words(model), model) for model in PRESETS.values()]),
+            "model": widgets.Dropdown(options=[(model_text(model), model) for model in PRESETS.values()]),
             "unit": _buttons(_CHOICES["unit"]),
             "blocks": widgets.IntSlider(min=1, max=1),
             "batch": widgets.SelectionSlider(options=BATCHES),
@@ -213,7 +213,7 @@ class Controls:
                 _offer(self.widget["seq"], _seqs(state.model), state.seq)
                 if "rank" in self.widget:
                     self._offer_choices("rank", _ranks_of_films(state))
-                models = {_model_words(model): model for model in (*PRESETS.values(), state.model)}
+                models = {model_text(model): model for model in (*PRESETS.values(), state.model)}
                 self._offer_choices("model", tuple(models.items()))
                 toggles = state.toggles
                 for name, control in self.widget.items():
@@ -358,7 +358,3 @@ def _optimizer_words(optimizer: Optimizer) -> str:
 
 def _impl_words(impl: Implementation) -> str:
     return f"{impl.value}: {impl.label}"
-
-
-def _model_words(model: ModelShape) -> str:
-    return f"{model.name}, {parameters_text(model)}"

@@ -184,6 +184,7 @@ d='M5.2 5.9 9 9.7l3.8-3.8 1.2 1.2L9 12.1 4 7.1z'/%3E%3C/svg%3E"); }
 .zeroviz-tables .zeroviz-total th, .zeroviz-tables .zeroviz-total td { font-weight: 700; }
 .zeroviz-tables tr.zeroviz-total { border-bottom: 2px solid var(--jp-border-color0, #888); }
 .zeroviz-tables td.zeroviz-words { text-align: left; white-space: normal; min-width: 96px; max-width: 420px; }
+.zeroviz-tables .zeroviz-differences th { white-space: normal; }
 .zeroviz-tables td.zeroviz-none { color: var(--jp-ui-font-color2, #777); font-style: italic; }
 .zeroviz-tables td.zeroviz-differs { font-weight: 700; }
 .zeroviz-tables td.zeroviz-unexplained { font-weight: 700; background: #F0E442; color: #111; }

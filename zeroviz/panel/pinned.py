@@ -73,8 +73,8 @@ def differences_html(comparison: Comparison) -> str:
     heads = "".join(f'<th scope="col">{head}</th>' for head in _HEADS)
     caption = "Of the rank that peaks highest; below each figure how much more it is than in the present state."
     return (
-        f'<div class="zeroviz-tables"><table class="zeroviz-differences"><caption>{caption}</caption>'
-        f'<tr><th scope="col">state</th>{heads}</tr>{rows}</table></div>'
+        '<div class="zeroviz-tables"><div class="zeroviz-scroll"><table class="zeroviz-differences">'
+        f'<caption>{caption}</caption><tr><th scope="col">state</th>{heads}</tr>{rows}</table></div></div>'
     )
 
 

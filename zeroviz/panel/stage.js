@@ -13,8 +13,10 @@ const SAVE_MS = 250;
 const REST_MS = 150;
 
 export function amount(nbytes, unit) {
+  if (Math.abs(nbytes) * 10 < (SCALES[unit] ?? 1))
+    unit = Object.keys(SCALES).findLast((each) => Math.abs(nbytes) >= SCALES[each]) ?? "B";
   const scale = SCALES[unit] ?? 1;
-  if (scale === 1 || Math.abs(nbytes) < scale / 1000) return `${nbytes.toLocaleString("en-US")} B`;
+  if (scale === 1) return `${nbytes.toLocaleString("en-US")} B`;
   const value = nbytes / scale;
   if (Math.abs(value) >= 999.95) return `${Math.round(value).toLocaleString("en-US")} ${unit}`;
   return `${value.toPrecision(4)} ${unit}`;
