@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from zeroviz.axis import Tick
-from zeroviz.head import LINE, MARGIN, ROOM, WIDTH
+from zeroviz.head import LINE, MARGIN, WIDTH
 from zeroviz.paper import Paper, text_width
 from zeroviz.quantity import format_nbytes
 from zeroviz.scene import Row, Scene
 
-LEAST_AXIS = WIDTH / 2
-"""What names beside the bars leave the axis at least; names of ranks alone are short and always stand there."""
+LEAST_AXIS = 0.5
+"""What of the width names beside the bars leave the axis at least; names of ranks alone are short and always stand
+there."""
 PLOT_HEIGHT = 236.0
 """Height that four or more rows share, as long as they stay legible: the page then rests while a slider moves."""
 MIN_BAR, MAX_BAR = 21.0, 46.0
@@ -45,25 +46,25 @@ class Layout:
         return lines_of(words, is_stacked=bool(self.above))
 
 
-def layout_of(scene: Scene) -> Layout:
-    """The rows of `scene` on paper."""
+def layout_of(scene: Scene, width: float = WIDTH) -> Layout:
+    """The rows of `scene` on paper of a width."""
     differs = any(row.rest_difference is not None for row in scene.rows)
     heads = ("at rest (difference)", "at peak (difference)") if differs else ("at rest", "at peak")
     columns = [(head, *(figures_of(scene, row)[i] for row in scene.rows)) for i, head in enumerate(heads)]
     sources = max(text_width(row.source_label) for row in scene.rows) + 10
     source_edge = MARGIN + 14 + max(text_width(row.rank_label, weight="bold") for row in scene.rows)
-    right, edges = _columns(columns, is_stacked=False)
-    is_above = any(row.name for row in scene.rows) and right - source_edge - sources < LEAST_AXIS
+    right, edges = _columns(columns, width, is_stacked=False)
+    is_above = any(row.name for row in scene.rows) and right - source_edge - sources < LEAST_AXIS * width
     if is_above:
         source_edge = MARGIN + 14
-        right, edges = _columns(columns, is_stacked=True)
+        right, edges = _columns(columns, width, is_stacked=True)
     groups = [list(rows) for _, rows in groupby(scene.rows, key=lambda row: row.group)]
     least = 2 * LINE if is_above and differs else MIN_BAR
     bar = max(least, min(MAX_BAR, PLOT_HEIGHT / (len(scene.rows) + GROUP_GAP * len(groups))))
     y, tops, above = 0.0, [], []
     for rows in groups:
         y += bar * GROUP_GAP / 2
-        for line in Paper(WIDTH).wrapped(rows[0].rank_label, ROOM, is_bold=True) if is_above else ():
+        for line in Paper(width).wrapped(rows[0].rank_label, width - 2 * MARGIN, is_bold=True) if is_above else ():
             above.append((y + LINE / 2, line))
             y += LINE
         tops += [y + bar * number for number in range(len(rows))]
@@ -71,13 +72,13 @@ def layout_of(scene: Scene) -> Layout:
     return Layout(heads, source_edge, source_edge + sources, right, edges, bar, tuple(tops), y, tuple(above))
 
 
-def _columns(columns: Sequence[Sequence[str]], *, is_stacked: bool) -> tuple[float, tuple[float, float]]:
+def _columns(columns: Sequence[Sequence[str]], width: float, *, is_stacked: bool) -> tuple[float, tuple[float, float]]:
     """Where the axis ends, and each of the two columns at its right."""
     rest, peak = (
         max(text_width(line) for words in column for line in lines_of(words, is_stacked=is_stacked)) + 14
         for column in columns
     )
-    edges = WIDTH - MARGIN - peak, WIDTH - MARGIN
+    edges = width - MARGIN - peak, width - MARGIN
     return edges[0] - rest - 8, edges
 
 

@@ -11,8 +11,13 @@ from zeroviz.errors import SpecError
 
 NOTEBOOKS = Path("notebooks")
 EXPLORER, APP = NOTEBOOKS / "explorer.ipynb", NOTEBOOKS / "app.ipynb"
-# A failing cell says why on the page; the address is printed, as Lab's is, and no browser is opened.
-_VOILA = ("--show_tracebacks=True", "--Voila.open_browser=False")
+# A failing cell says why on the page; the address is printed, as Lab's is, and no browser is opened. The extension that
+# is left out needs a Lab around it and, without one, is a fault in the browser's console.
+_VOILA = (
+    "--show_tracebacks=True",
+    "--Voila.open_browser=False",
+    "--VoilaConfiguration.extension_denylist=ipyparallel-labextension",
+)
 
 
 def answer_explore(server_args: Sequence[str], *, as_app: bool) -> int:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from zeroviz.bar_layout import figures_of, layout_of, named_ticks
 from zeroviz.capacity_line import Beyond, CapacityLine
 from zeroviz.compare import Moment
-from zeroviz.head import LINE, MARGIN, ROOM, WIDTH, headed
+from zeroviz.head import LINE, MARGIN, WIDTH, headed
 from zeroviz.paper import Paper, Say, Shape, text_width
 from zeroviz.scene import Row, Scene, Segment
 from zeroviz.style import (
@@ -77,11 +77,15 @@ def svg_text(scene: Scene, name: str = NAME, *, on_page: bool = False) -> str:
     return paper_of(scene).svg(name, scene.sentence, on_page=on_page)
 
 
-def placed(scene: Scene, say: Say = str, rank: int = 0) -> dict[str, Any]:
+def placed(scene: Scene, say: Say = str, rank: int = 0, aspect: float = 0.0) -> dict[str, Any]:
     """The picture, and where a number of bytes lies in it, for marks that move over it without being asked for: the
     svg, `left` and `right` of the axis, its `most` bytes, and (upper edge, height, whether it is `rank`'s) of the bars
-    that are not measured. Points, as in the svg's viewBox."""
+    that are not measured. Points, as in the svg's viewBox. aspect: of the room for it, its width by its height: where
+    that is wider than the picture, the picture is laid out wider, with longer bars."""
     sheet = _Sheet(scene)
+    for times in (1.1, 1.2, 1.3, 1.4, 1.5) if aspect else ():
+        wider = _Sheet(scene, WIDTH * times)
+        sheet = wider if wider.width <= aspect * wider.paper.height else sheet
     bars = [(sheet.y(row), sheet.bar, rank in row.ranks) for row in scene.rows if row.origin is scene.rows[0].origin]
     return {
         "svg": sheet.paper.svg(NAME, scene.sentence, on_page=True, say=say),
@@ -95,12 +99,11 @@ def placed(scene: Scene, say: Say = str, rank: int = 0) -> dict[str, Any]:
 class _Sheet:
     """One drawing under construction: where things go, top to bottom."""
 
-    def __init__(self, scene: Scene) -> None:
-        self.scene = scene
-        self.paper = Paper(WIDTH)
+    def __init__(self, scene: Scene, width: float = WIDTH) -> None:
+        self.scene, self.width, self.paper = scene, width, Paper(width)
         self.is_free_above = True  # whether the capacity's line can reach up to its words
         self.saws: dict[int, tuple[tuple[float, float], ...]] = {}  # by bytes beyond the line
-        self.layout = layout_of(scene)
+        self.layout = layout_of(scene, width)
         self.left, self.right, self.bar = self.layout.left, self.layout.right, self.layout.bar
         self._given_back = defaultdict[int, list[Segment]](list)  # by row
         for segment in scene.segments:
@@ -135,7 +138,7 @@ class _Sheet:
             hatch = paint.hatch if entry.category is None or not entry.held else None
             words = PADDING.label if entry.category is None else label_of(entry.category, scene.spec)
             advance = 32 + text_width(words)
-            if x + advance > WIDTH - MARGIN / 2:
+            if x + advance > self.width - MARGIN / 2:
                 x, y = MARGIN, y + LINE * 1.2
             ink = PAPER if paint is PADDING else INK
             paper.rectangle(x, y - 8, 25, 16, paint.color, hatch, line=0.8, edge=ink)
@@ -144,7 +147,7 @@ class _Sheet:
         y += LINE * 0.15
         key = KEY_GIVEN_BACK if scene.gives_back else KEY
         key += f" {KEY_BEYOND}" if scene.beyond else ""
-        for line in paper.wrapped(key, ROOM):
+        for line in paper.wrapped(key, self.width - 2 * MARGIN):
             y += LINE
             paper.text(MARGIN, y, line, color=MUTED)
         return y + LINE * 0.3
@@ -156,7 +159,7 @@ class _Sheet:
             paper.line(((self.x(tick.nbytes), self.top), (self.x(tick.nbytes), self.bottom)), RULE)
         for tick in named_ticks(scene.ticks, self.x(1) - self.x(0)):
             paper.text(self.x(tick.nbytes), y, tick.label, anchor="middle", color=MUTED)
-        left = min(self.left, MARGIN + ROOM - text_width(scene.axis_label))
+        left = min(self.left, self.width - MARGIN - text_width(scene.axis_label))
         paper.text(left, y + LINE, scene.axis_label, color=MUTED)
         for down, name in self.layout.above:
             paper.text(MARGIN, self.top + down, name, is_bold=True, is_backed=True)
@@ -168,7 +171,7 @@ class _Sheet:
             for number, line in enumerate(reversed(self.layout.lines(words))):
                 paper.text(edge, self.top - LINE * (0.4 + number), line, anchor="end", color=MUTED)
         y += LINE * 1.1
-        for line in (line for note in scene.notes for line in paper.wrapped(note, ROOM)):
+        for line in (line for note in scene.notes for line in paper.wrapped(note, self.width - 2 * MARGIN)):
             y += LINE
             paper.text(MARGIN, y, line, color=MUTED)
         return y + LINE * 0.5
@@ -203,7 +206,7 @@ class _Sheet:
         self.paper.line(stroke, PAPER, CAPACITY_CASING)
         self.paper.add(Shape(stroke, line=CAPACITY_LINE, dash=CAPACITY_DASH, is_open=True, tip=line.note, data=data))
         half = text_width(line.words, weight="bold") / 2
-        middle = max(MARGIN + half, min(WIDTH - MARGIN - half, x))
+        middle = max(MARGIN + half, min(self.width - MARGIN - half, x))
         self.paper.text(middle, y, line.words, anchor="middle", is_bold=True)
 
     def _arrow(self, line: CapacityLine, y: float) -> None:

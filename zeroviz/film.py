@@ -1,4 +1,5 @@
-"""The step as film: a frame an op, with what the op does in a sentence, and what is held and gathered at its end.
+"""The step as film: a frame an op, with what the op does in a sentence, and what is held and gathered at its end; the
+op that holds the peak has one more before it, at the peak, unless the peak is its end.
 
 Pure, as a picture's data is: a cursor that steps through the frames needs nothing else, and so asks nobody.
 
@@ -28,7 +29,7 @@ MAX_FRAMES = 4000
 
 
 class Frame(NamedTuple):
-    """One op. `moment` is its last one on the timeline's axis; the rest is what stands there.
+    """One op. `moment` is its last one on the timeline's axis, or the peak's; the rest is what stands there.
 
     nbytes: what the device holds. held: the same by category, in the order of `Film.categories`. gathered: units, by
     number, whose whole parameters are there beyond what is at rest. most: the largest sum within the op.
@@ -47,7 +48,7 @@ class Frame(NamedTuple):
 
 @dataclass(frozen=True)
 class Film:
-    """The frames of one rank's step; the first is at rest. peak: the number of the frame within which most is held."""
+    """The frames of one rank's step; the first is at rest. peak: the number of the frame at the peak's moment."""
 
     spec: RunSpec
     rank: int
@@ -75,44 +76,57 @@ def build_film(trace: Trace, rank: int = 0) -> Film:
             f"The step has {len(spans):,} ops, and a film shows at most {MAX_FRAMES:,}; use larger units or fewer "
             "micro-batches."
         )
-    unit, _ = axis_unit(course.device.most()[0])
-    ends = course.levels([0, *(span.stop - 1 for span in spans)])
-    on_device = tuple(category for category in ends.present if category.on_device)
-    held = ends.of(on_device)
+    most, top = course.device.most()
+    unit, _ = axis_unit(most)
+    shots = [(span, moment) for span in spans for moment in _moments_of(span, top)]
+    moments = [0, *(moment for _, moment in shots)]
+    levels = course.levels(moments)
+    on_device = tuple(category for category in levels.present if category.on_device)
+    held = levels.of(on_device)
     units = tuple(dict.fromkeys(span.unit for span in course.ops if span.unit))
     is_each = len(trace.ranks) > 1 and len(distinct_ranks(trace)) == 1
     teller = _Teller(trace.spec, "each rank" if is_each else f"rank {rank}", unit)
-    most = course.device.most()[0]
     frames = [Frame(0, "", "", "", course.device[0], course.device[0], held[0], (), teller.at_rest(course))]
-    for span, here, gathered in zip(spans, held[1:], _gathered(course, spans, units), strict=True):
-        words = teller.op(span, frames[-1].nbytes, len(gathered), peaks=span.max_nbytes == most)
-        frames.append(
-            Frame(
-                span.stop - 1, span.phase, span.op, span.unit, span.end_nbytes, span.max_nbytes, here, gathered, words
-            )
-        )  # fmt: skip
-    peak = next((number for number, frame in enumerate(frames) if frame.most == most), 0)
-    return Film(trace.spec, rank, trace.origin, on_device, units, tuple(frames), peak, unit)
+    before = course.device[0]
+    for (span, moment), here, gathered in zip(shots, held[1:], _gathered(course, moments[1:], units), strict=True):
+        is_end, is_peak = moment == span.stop - 1, moment == top
+        nbytes = span.end_nbytes if is_end else most
+        words = teller.op(span, nbytes, nbytes - before, len(gathered), is_end=is_end, is_peak=is_peak)
+        frames.append(Frame(moment, span.phase, span.op, span.unit, nbytes, span.max_nbytes, here, gathered, words))
+        before = nbytes if is_end else before
+    return Film(trace.spec, rank, trace.origin, on_device, units, tuple(frames), moments.index(top), unit)
 
 
-def _gathered(course: Course, spans: Sequence[OpSpan], units: Sequence[str]) -> Iterator[tuple[int, ...]]:
-    """The units gathered at the end of each of `spans`. See [Note: gathered]."""
+def _moments_of(span: OpSpan, top: int) -> tuple[int, ...]:
+    """The moments of an op that are frames: its end, and `top` before that if it is within."""
+    end = span.stop - 1
+    return (top, end) if span.start <= top < end else (end,)
+
+
+def _gathered(course: Course, moments: Sequence[int], units: Sequence[str]) -> Iterator[tuple[int, ...]]:
+    """The units gathered at each of `moments`, which ascend. See [Note: gathered]."""
     number_of = {name: number for number, name in enumerate(units)}
     live: Counter[int] = Counter()
     found = course.stretches
     whole: dict[int, int] = {}  # by identity: stretches share their moments
     done = 0
-    for span in spans:
-        while done < len(found.places) and found.starts[done] < span.stop:
-            unit, moments = number_of.get(found.places[done][2]), found.moments[done]
+    for moment in moments:
+        while done < len(found.places) and found.starts[done] + len(found.moments[done].device) <= moment + 1:
+            unit, stretch = number_of.get(found.places[done][2]), found.moments[done]
             if unit is not None:
-                if id(moments) not in whole:
-                    net = dict(moments.net)
-                    whole[id(moments)] = net.get(Category.UNSHARDED_PARAM, 0)
-                if whole[id(moments)]:
-                    live[unit] += whole[id(moments)]
+                if id(stretch) not in whole:
+                    net = dict(stretch.net)
+                    whole[id(stretch)] = net.get(Category.UNSHARDED_PARAM, 0)
+                if whole[id(stretch)]:
+                    live[unit] += whole[id(stretch)]
             done += 1
-        yield tuple(sorted(number for number, nbytes in live.items() if nbytes > 0))
+        now = live
+        if done < len(found.places) and found.starts[done] <= moment:  # the peak is within a stretch
+            now, unit = live.copy(), number_of.get(found.places[done][2])
+            if unit is not None:
+                changes = found.moments[done].changes[: moment - found.starts[done] + 1]
+                now[unit] += sum(nbytes for category, nbytes in changes if category is Category.UNSHARDED_PARAM)
+        yield tuple(sorted(number for number, nbytes in now.items() if nbytes > 0))
 
 
 class _Teller:
@@ -126,23 +140,23 @@ class _Teller:
     def at_rest(self, course: Course) -> str:
         return f"At rest: {self.whose[:1].lower()}{self.whose[1:]} holds {amount(course.device[0], self.unit)}."
 
-    def op(self, span: OpSpan, before_nbytes: int, num_gathered: int, *, peaks: bool) -> str:
-        """One sentence or two of an op; `before_nbytes` is what was held before it."""
-        delta = span.end_nbytes - before_nbytes
+    def op(self, span: OpSpan, nbytes: int, delta: int, num_gathered: int, *, is_end: bool, is_peak: bool) -> str:
+        """One sentence or two of an op, at its end or at the peak within it: `nbytes` held, `delta` more than before
+        it."""
         change = (
             f"{'+' if delta > 0 else '-' if delta < 0 else ''}{amount(abs(delta), self.unit)}"
             if delta
             else "nothing stays"
         )
-        words = f"{self.whose} {self._does(span)}: {change}"
+        words = f"{self.whose} {self._does(span)}: {change}{'' if is_end else ' so far'}"
         if span.op == OpKind.UNSHARD.label and self.num_shards > 1:
             borrowed = self.num_shards - 1
             words += f"; {borrowed:,} of {self.num_shards:,} parts of it are borrowed"
         if num_gathered:
             words += f"; {num_gathered:,} unit{'s' if num_gathered > 1 else ''} whole now"
-        if peaks:
-            return f"{words}. Within it stands the peak of the step, {amount(span.max_nbytes, self.unit)}."
-        return f"{words}. It holds {amount(span.end_nbytes, self.unit)}."
+        if is_peak:
+            return f"{words}. This is the peak of the step: it holds {amount(nbytes, self.unit)}."
+        return f"{words}. It holds {amount(nbytes, self.unit)}."
 
     def _does(self, span: OpSpan) -> str:
         of = f" of {span.unit}" if span.unit else ""

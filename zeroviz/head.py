@@ -19,13 +19,14 @@ HINTED = 0.97
 
 def headed(paper: Paper, title: str, words: Sequence[str], num_muted: int = 1) -> float:
     """The title and the lines under it, the first of them muted. Returns where they end."""
+    room = paper.width - 2 * MARGIN
     y = MARGIN + TITLE_POINTS * 0.6 - TITLE_LINE
-    for line in paper.wrapped(title, ROOM * HINTED, TITLE_POINTS, is_bold=True):
+    for line in paper.wrapped(title, room * HINTED, TITLE_POINTS, is_bold=True):
         y += TITLE_LINE
         paper.text(MARGIN, y, line, points=TITLE_POINTS, is_bold=True)
     y += TITLE_POINTS * 0.4
     for number, text in enumerate(words):
-        for line in paper.wrapped(text, ROOM):
+        for line in paper.wrapped(text, room):
             y += LINE
             paper.text(MARGIN, y, line, color=INK if number >= num_muted else MUTED)
     return y

@@ -17,7 +17,7 @@ from typing import Any
 from traitlets import Bool, Float, Instance, Int, TraitError, Tuple, Unicode, UseEnum, observe, validate
 
 from zeroviz.advice import Advice, advise
-from zeroviz.backend import Backend, RunState
+from zeroviz.backend import Backend
 from zeroviz.capacities import DEFAULT_GPU, DEFAULT_RESERVE_NBYTES, parse_capacity
 from zeroviz.capacity_line import CapacityLine
 from zeroviz.command import command_line
@@ -156,8 +156,7 @@ class Explorer(Runs):
                 self.rank = min(self.rank, predicted.spec.ranks - 1)
                 self._show_run()
                 self.error, self.notice = "", " ".join(notes)
-                if self.run_state is RunState.FAILED:  # the sentence that said of what and why has just gone
-                    self.run_state, self.message = RunState.IDLE, ""
+                self._tell_run()  # the sentence that said why a run failed has just gone
             return True
 
     def choose_dtype(self, copy: Copy, dtype: DType | None) -> bool:

@@ -44,6 +44,7 @@ class Runs(HasTraits):
         self._backend, self._loop = backend, loop
         self._stopping = self._has_engines = False
         self._runs: dict[RunSpec, Trace] = {}
+        self._news_of: dict[RunSpec, str] = {}  # what was said at the end of each run
         self._run_spec: RunSpec | None = None
         self._unfinished: set[RunSpec] = set()
         self._last_news = ""
@@ -59,12 +60,19 @@ class Runs(HasTraits):
         self.measured = self._runs.get(self.spec)
         self.earlier = self.measured is not None and self.spec in self._unfinished
 
+    def _tell_run(self) -> None:
+        """What was said of the run that is shown, in place of what was said of another state's."""
+        if self.run_state in (RunState.IDLE, RunState.DONE, RunState.FAILED):
+            self.message = self._news_of.get(self.spec, "") if self.measured is not None and not self.earlier else ""
+            self.run_state = RunState.DONE if self.message else RunState.IDLE
+
     def _keep_run(self, spec: RunSpec, trace: Trace) -> None:
         """The newest of those kept, and the one shown if the state is `spec`'s."""
         self._runs.pop(spec, None)
         self._runs[spec] = trace
         for oldest in list(self._runs)[:-MAX_RUNS_KEPT]:
             del self._runs[oldest]
+            self._news_of.pop(oldest, None)
         self._unfinished &= self._runs.keys()
         self._unfinished.discard(spec)
         self._show_run()
@@ -142,7 +150,10 @@ class Runs(HasTraits):
             with self.lock, self.hold_trait_notifications():
                 self._keep_run(spec, trace)
                 self._has_engines = True
-                self.run_state, self.message = RunState.DONE, self._last_news
+                self._news_of[spec] = self._last_news
+                is_shown = spec == self.spec
+                self.run_state = RunState.DONE
+                self.message = self._last_news if is_shown else f"{title(spec)}: {self._last_news}"
 
     async def _stop(self) -> None:
         """The run, if there is one, ends by itself with RunError."""

@@ -11,10 +11,12 @@ from playwright.sync_api import Browser
 from tests.browser.expect import assert_shows, expected, wait_until
 from tests.browser.lab import ROOT, ExplorerPage, Lab
 from tests.every import settings_of
-from zeroviz.film import build_film
+from zeroviz.draw_timeline import placed_timeline
+from zeroviz.film import Film, build_film
 from zeroviz.heatmap import RANKS
 from zeroviz.models import PRESETS
 from zeroviz.predict import predict
+from zeroviz.schedule import OpKind
 from zeroviz.spec import (
     Checkpointing,
     Implementation,
@@ -170,6 +172,54 @@ def test_the_timeline_follows_and_its_ops_say_their_bytes(explorer: ExplorerPage
     wait_until(explorer, drawing.is_visible)
 
 
+def assert_at_peak(explorer: ExplorerPage, film: Film) -> None:
+    """The cursor is on the pin of the peak in the film, and at the end of a bar."""
+    at = build_timeline(predict(film.spec), from_rest=False)
+    (x,) = placed_timeline(at, [at.peak.moment])["xs"]
+    line = explorer.root.locator(".zeroviz-film-card .zeroviz-cursor-line").get_attribute("d") or ""
+    assert float(line.removeprefix("M").split()[0]) == x
+    mark = explorer.root.locator(".zeroviz-bars-card .zeroviz-cursor-line").get_attribute("d") or ""
+    bar = explorer.root.locator('svg.zeroviz-picture [data-category="outline"]').first
+    end = bar.evaluate("bar => bar.getBBox().x + bar.getBBox().width")
+    assert abs(float(mark.removeprefix("M").split()[0]) - end) < 1
+
+
+def test_the_moment_keeps_its_place_from_state_to_state(explorer: ExplorerPage) -> None:
+    """Rest, peak, end and an op stay what they are; where a film has no such op, the cursor stays in its phase, and is
+    back at the op with the first film."""
+    start_state(explorer)
+    strategies = Strategy.ZERO3, Strategy.ZERO2, Strategy.DDP
+    films = {each: build_film(predict(RunSpec(model=PRESETS["tiny"], strategy=each, ranks=2))) for each in strategies}
+    said, slider = explorer.root.locator(".zeroviz-now"), explorer.root.locator("input.zeroviz-cursor")
+    first = films[Strategy.ZERO3]
+
+    def goes(number: int, strategy: Strategy, places: range) -> None:
+        slider.fill(str(number))
+        explorer.press("strategy", strategy.label)
+        film = films[strategy]
+        sentences = [f"{place} of {len(film.frames) - 1}: {film.frames[place].words}" for place in places]
+        wait_until(explorer, lambda: said.inner_text() in sentences)
+        explorer.press("strategy", Strategy.ZERO3.label)
+        sentence = f"{number} of {len(first.frames) - 1}: {first.frames[number].words}"
+        wait_until(explorer, lambda: said.inner_text() == sentence)
+
+    def numbers(film: Film, *op: str) -> list[int]:
+        return [number for number, frame in enumerate(film.frames) if frame[1 : 1 + len(op)] == op]
+
+    for strategy in strategies[1:]:
+        film = films[strategy]
+        last = len(film.frames) - 1
+        goes(0, strategy, range(1))
+        goes(first.peak, strategy, range(film.peak, film.peak + 1))
+        goes(len(first.frames) - 1, strategy, range(last, last + 1))
+        op = ("forward", OpKind.FORWARD.label, "block 1")
+        (here,), (there,) = numbers(first, *op), numbers(film, *op)
+        goes(here, strategy, range(there, there + 1))
+        (here,) = numbers(first, "forward", OpKind.UNSHARD.label, "block 1")
+        forward = numbers(film, "forward")
+        goes(here, strategy, range(forward[0], forward[-1] + 1))
+
+
 def test_the_film_is_stepped_by_keys_pointer_slider_and_buttons(explorer: ExplorerPage) -> None:
     """Each way ends at the frame that it should, whose words, bytes and place are those of the film by arithmetic."""
     start_state(explorer)
@@ -196,6 +246,7 @@ def test_the_film_is_stepped_by_keys_pointer_slider_and_buttons(explorer: Explor
     for category, nbytes in zip(film.categories, film.frames[film.peak].held, strict=True):
         said_of = f"{label_of(category, film.spec)} {film.amount(nbytes)}"
         assert (said_of in held) == (nbytes > 0), (said_of, held)
+    assert_at_peak(explorer, film)
     explorer.root.get_by_role("button", name="one op on", exact=False).click()
     assert_at(film.peak + 1)
     slider = explorer.root.locator("input.zeroviz-cursor")

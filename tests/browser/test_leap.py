@@ -7,6 +7,7 @@ import pytest
 
 from tests.browser.expect import assert_shows, wait_until
 from tests.browser.lab import ExplorerPage
+from zeroviz.film import build_film
 from zeroviz.models import PRESETS
 from zeroviz.predict import predict
 from zeroviz.spec import RunSpec, Strategy
@@ -21,10 +22,11 @@ _PRESS = """([control, key, names]) => {
   const handle = root.querySelector(`.zeroviz-${control} .noUi-handle`);
   const said = () => names.map(
     name => stage.querySelector(`.zeroviz-${name}-card svg`).getAttribute('aria-label').split('. ')[0]);
-  const before = { version: stage.dataset.version, said: said() };
+  const before = { version: stage.dataset.version, said: said(), cursor: stage.dataset.cursor };
   handle.focus({ preventScroll: true });
   handle.dispatchEvent(new KeyboardEvent('keydown', { key, bubbles: true, cancelable: true }));
-  return Promise.resolve().then(() => ({ before, after: { version: stage.dataset.version, said: said() } }));
+  return Promise.resolve().then(
+    () => ({ before, after: { version: stage.dataset.version, said: said(), cursor: stage.dataset.cursor } }));
 }"""
 
 
@@ -49,8 +51,28 @@ def test_the_next_step_is_there_before_the_kernel_is_asked(app: ExplorerPage, ke
     shown = app.page.evaluate(_PRESS, ["ranks", key, ["bars", "map"]])
     title = f"ZeRO-3 on {ranks} ranks, fp32"
     assert shown["before"]["said"] == ["ZeRO-3 on 4 ranks, fp32", "ZeRO-3 on 4 ranks, fp32: who holds what"]
-    assert shown["after"] == {"version": shown["before"]["version"], "said": [title, f"{title}: who holds what"]}
+    assert shown["after"]["version"] == shown["before"]["version"]
+    assert shown["after"]["said"] == [title, f"{title}: who holds what"]
     assert_shows(app, predict(RunSpec(model=TINY, ranks=ranks)))
+
+
+def test_a_film_drawn_ahead_is_at_the_same_place_of_the_step(app: ExplorerPage) -> None:
+    """At the peak, whose number is another one on one rank."""
+    stage = app.root.locator(".zeroviz-stage")
+    two, one = (build_film(predict(RunSpec(model=TINY, ranks=ranks))).peak for ranks in (2, 1))
+    assert one != two
+    app.control("reset").click()
+    app.slide("ranks", "Home")
+    app.slide("ranks", "ArrowRight")
+    assert_shows(app, predict(RunSpec(model=TINY, ranks=2)))
+    app.root.get_by_role("button", name="to the op that holds the peak").click()
+    wait_until(app, lambda: stage.get_attribute("data-cursor") == str(two))
+    await_ahead(app, "ranks", "film")
+    shown = app.page.evaluate(_PRESS, ["ranks", "ArrowLeft", ["film"]])
+    assert shown["before"]["version"] == shown["after"]["version"] and "on 1 rank" in shown["after"]["said"][0]
+    assert (shown["before"]["cursor"], shown["after"]["cursor"]) == (str(two), str(one))
+    assert_shows(app, predict(RunSpec(model=TINY, ranks=1)))
+    assert stage.get_attribute("data-cursor") == str(one)
 
 
 def test_what_is_scrolled_to_is_ahead_as_well(app: ExplorerPage) -> None:

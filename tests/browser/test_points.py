@@ -93,6 +93,92 @@ def test_predict_first_hides_the_numbers_until_the_guess(explorer: ExplorerPage)
     wait_until(explorer, picture.is_visible)
 
 
+def test_the_question_comes_over_the_window_and_then_its_answer(explorer: ExplorerPage) -> None:
+    switch, keys = explorer.control("predict-first"), explorer.page.keyboard
+    guess = explorer.root.locator("div.zeroviz-guess")
+    switch.click()
+    field = explorer.control("guess-number").locator("input")
+    field.wait_for()
+    room = """e => {
+      const style = getComputedStyle(e), pen = document.createElement("canvas").getContext("2d");
+      pen.font = `${style.fontSize} ${style.fontFamily}`;
+      return e.clientWidth - parseFloat(style.paddingLeft) * 2 - pen.measureText(e.placeholder).width;
+    }"""
+    assert field.evaluate(room) >= 0
+    explorer.control("present").click()
+    box = guess.bounding_box()
+    assert box is not None and (box["x"], box["y"], box["width"], box["height"]) == (0, 0, 1400, 1300)
+    assert field.evaluate(room) >= 0 and not explorer.root.locator("svg.zeroviz-picture").is_visible()
+    explorer.control("choice-0").click()
+    wait_until(explorer, guess.locator("svg").is_visible)
+    keys.press("PageDown")
+    wait_until(explorer, explorer.root.locator(".zeroviz-presenting svg.zeroviz-picture").is_visible)
+    assert guess.evaluate("e => e.popover") is None
+    keys.press("Escape")
+    explorer.press("strategy", "DDP")
+    explorer.control("present").click()
+    keys.press("Escape")
+    wait_until(explorer, lambda: (guess.bounding_box() or {"x": 0})["x"] > 0)
+    switch.click()
+    wait_until(explorer, explorer.root.locator("svg.zeroviz-picture").is_visible)
+
+
+def test_code_is_legible_in_both_themes(explorer: ExplorerPage) -> None:
+    """By WCAG's contrast of its colour on what is behind it, and all of one width."""
+    heading = explorer.root.get_by_role("button", name="Take it away")
+    if "▸" in heading.inner_text():
+        heading.click()
+    code = explorer.root.locator("pre.zeroviz-code")
+    code.first.wait_for()
+    for is_light in ("false", "true"):
+        explorer.page.evaluate("is => { document.body.dataset.jpThemeLight = is; }", is_light)
+        ratios = code.evaluate_all(
+            """all => {
+              const light = (color) => {
+                const [r, g, b] = color.match(/[\\d.]+/g).map(Number).map((v) => v / 255)
+                  .map((v) => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
+                return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+              };
+              const behind = (e) => {
+                const { backgroundColor } = getComputedStyle(e);
+                return backgroundColor === "rgba(0, 0, 0, 0)" ? behind(e.parentElement) : backgroundColor;
+              };
+              return all.map((e) => {
+                const [low, high] = [light(getComputedStyle(e).color), light(behind(e))].sort((a, b) => a - b);
+                return (high + 0.05) / (low + 0.05);
+              });
+            }"""
+        )
+        assert len(ratios) == 2 and min(ratios) >= 7, (is_light, ratios)
+    widths = code.first.evaluate(
+        """e => ["iiii", "MMMM"].map((text) => {
+          const span = document.createElement("span");
+          span.textContent = text;
+          e.append(span);
+          const { width } = span.getBoundingClientRect();
+          span.remove();
+          return width;
+        })"""
+    )
+    assert widths[0] == widths[1] > 0
+    assert code.first.evaluate("e => parseFloat(getComputedStyle(e).lineHeight)") < 20
+
+
+def test_a_very_wide_page_has_two_columns_of_pictures(explorer: ExplorerPage) -> None:
+    bars, plan = (explorer.root.locator(f".zeroviz-{name}-card") for name in ("bars", "map"))
+
+    def places() -> tuple[float, float, float, float]:
+        boxes = bars.bounding_box(), plan.bounding_box()
+        assert boxes[0] is not None and boxes[1] is not None
+        return boxes[0]["x"] + boxes[0]["width"], boxes[1]["x"], boxes[1]["x"] + boxes[1]["width"], boxes[0]["x"]
+
+    explorer.page.set_viewport_size({"width": 3840, "height": 2160})
+    wait_until(explorer, lambda: places()[0] < places()[1])
+    assert places()[2] > 3300
+    explorer.page.set_viewport_size({"width": 1400, "height": 1300})
+    wait_until(explorer, lambda: places()[1] == places()[3])
+
+
 def test_a_pinned_state_stands_beside_another_one(explorer: ExplorerPage) -> None:
     heading = explorer.root.get_by_role("button", name="Compare")
     if "▸" in heading.inner_text():
@@ -201,9 +287,27 @@ def test_the_presenter_shows_one_picture_by_keys(explorer: ExplorerPage) -> None
     keys.press("5")  # what is longer than the window is scrolled through
     formula = explorer.root.locator(".zeroviz-formula-card")
     wait_until(explorer, formula.locator(".zeroviz-formula").is_visible)
+    explorer.page.set_viewport_size({"width": 1400, "height": 600})
+    is_at_end = "e => e.scrollHeight > e.clientHeight && e.scrollTop + e.clientHeight >= e.scrollHeight - 2"
     formula.hover()
     explorer.page.mouse.wheel(0, 20_000)
-    wait_until(explorer, lambda: bool(formula.evaluate("e => e.scrollTop + e.clientHeight >= e.scrollHeight - 2")))
+    wait_until(explorer, lambda: bool(formula.evaluate(is_at_end)))
+    keys.press("Home")
+    assert formula.evaluate("e => e.scrollTop") == 0
+    keys.press("ArrowDown")
+    assert formula.evaluate("e => e.scrollTop") > 0
+    keys.press("End")
+    assert formula.evaluate(is_at_end)
+    explorer.page.set_viewport_size({"width": 1920, "height": 1080})
+    keys.press("1")  # a wide window has longer bars
+    rows = explorer.root.locator("svg.zeroviz-picture")
+    wait_until(explorer, lambda: float((rows.get_attribute("viewBox") or "").split()[2]) > 1000)
+    keys.press("5")  # here all of it is to be seen, and the smallest words are read from the last row
+    assert formula.evaluate("e => e.scrollHeight <= e.clientHeight")
+    sizes = formula.locator("th, li, dd").evaluate_all("all => all.map(e => parseFloat(getComputedStyle(e).fontSize))")
+    assert min(sizes) >= 18
+    explorer.page.set_viewport_size({"width": 1400, "height": 1300})
     keys.press("Escape")
+    wait_until(explorer, lambda: float((rows.get_attribute("viewBox") or "").split()[2]) < 1000)
     wait_until(explorer, lambda: len(shown()) > 3)
     assert explorer.page.evaluate("document.activeElement.className").endswith("zeroviz-present")

@@ -54,6 +54,7 @@ def test_root_is_said_and_let_in(
 def test_the_app_is_a_page_of_its_own_and_takes_further_words() -> None:
     words = command("--app", "--port=8866")
     assert words[:3] == ["-m", "voila", str(ROOT / "notebooks" / "app.ipynb")] and words[-1] == "--port=8866"
+    assert "--VoilaConfiguration.extension_denylist=ipyparallel-labextension" in words  # it fails without a Lab
 
 
 def test_an_installation_without_notebooks_is_refused(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 import pytest
 
+from zeroviz.category import Category
 from zeroviz.course import course_of
 from zeroviz.errors import TraceError
 from zeroviz.film import MAX_FRAMES, Film, build_film
@@ -15,6 +17,7 @@ from zeroviz.partition import plan_for
 from zeroviz.predict import predict
 from zeroviz.schedule import OpKind
 from zeroviz.spec import Implementation, Precision, RunSpec, Strategy, UnitPolicy
+from zeroviz.timeline import build_timeline
 
 TINY = PRESETS["tiny"]
 EVERY = [(impl, strategy) for impl, strategies in PAIRS.items() for strategy in strategies]
@@ -36,17 +39,47 @@ def film_of(**settings: object) -> Film:
 @pytest.mark.parametrize(("impl", "strategy"), EVERY, ids=lambda value: value.value)
 def test_frames_add_up_to_the_trace(impl: Implementation, strategy: Strategy) -> None:
     """A frame's categories sum to its bytes, its bytes are the course's at its moment, the first and the last frame
-    stand at rest, and the frame of the peak reaches the trace's peak and no other reaches more."""
+    stand at rest, and the frame of the peak holds what the trace does then, where the timeline's pin stands."""
     trace = predict(spec_of(impl, strategy))
     for rank in (0, 3):
         film, course = build_film(trace, rank), course_of(trace.ranks[rank])
         for frame in film.frames:
             assert sum(frame.held) == frame.nbytes == course.device[frame.moment]
             assert frame.most >= frame.nbytes
+        moments = [frame.moment for frame in film.frames]
+        assert moments == sorted(set(moments))
         assert film.frames[0].nbytes == film.frames[-1].nbytes == trace.ranks[rank].rest_nbytes
-        peak = trace.ranks[rank].peak()
-        assert max(frame.most for frame in film.frames) == film.frames[film.peak].most == peak.total
-        assert (film.frames[film.peak].op, film.frames[film.peak].unit) == (peak.op, peak.unit)
+        at_peak, peak = film.frames[film.peak], trace.ranks[rank].peak()
+        held = {category: nbytes for category, nbytes in zip(film.categories, at_peak.held, strict=True) if nbytes}
+        assert held == {category: nbytes for category, nbytes in peak.by_category.items() if nbytes}
+        assert at_peak.nbytes == max(frame.most for frame in film.frames) == peak.total
+        assert (at_peak.op, at_peak.unit) == (peak.op, peak.unit)
+        assert at_peak.moment == build_timeline(trace, rank=rank, from_rest=False).peak.moment
+        assert at_peak.words.endswith(f"This is the peak of the step: it holds {film.amount(peak.total)}.")
+
+
+def test_the_ops_end_follows_its_peak_and_counts_from_before_the_op() -> None:
+    """ZeRO-3 on 4: within the backward of block 2 stand 1,247,536 bytes, at its end 1,104,596, before it 1,069,940."""
+    film = film_of()
+    before, at_peak, end = film.frames[film.peak - 1 : film.peak + 2]
+    assert [frame.nbytes for frame in (before, at_peak, end)] == [1_069_940, 1_247_536, 1_104_596]
+    assert at_peak[1:4] == end[1:4] == ("backward", OpKind.BACKWARD.label, "block 2") and before.op != end.op
+    assert at_peak.gathered == end.gathered == (0, 3)
+    assert at_peak.words.startswith("Each rank runs the backward of block 2: +177.6 kB so far; 2 units whole now. ")
+    assert end.words.startswith(
+        "Each rank runs the backward of block 2: +34.66 kB; 2 units whole now. It holds 1,105 kB"
+    )
+
+
+@pytest.mark.parametrize(("impl", "strategy"), EVERY, ids=lambda value: value.value)
+def test_what_is_gathered_at_the_peak_is_what_is_whole_then(impl: Implementation, strategy: Strategy) -> None:
+    """As the events up to that moment say, counted one by one."""
+    film, course = build_film(predict(spec_of(impl, strategy))), course_of(predict(spec_of(impl, strategy)).ranks[0])
+    frame, whole = film.frames[film.peak], Counter[str]()
+    for event in course.events[: frame.moment]:
+        if event.category is Category.UNSHARDED_PARAM:
+            whole[event.unit] += event.delta_nbytes
+    assert [film.units[unit] for unit in frame.gathered] == [unit for unit in film.units if whole[unit] > 0]
 
 
 @pytest.mark.parametrize(("impl", "strategy"), EVERY, ids=lambda value: value.value)

@@ -79,6 +79,20 @@ def test_a_run_is_shown_ahead_too() -> None:
     assert offered["ranks"][3] == 4 and ">measured<" in json.loads(ahead["3"]["bars"])["svg"]
 
 
+def test_in_a_window_of_their_own_bars_are_as_wide_ahead_as_they_will_be() -> None:
+    page = ExplorerPanel(Explorer())
+    stage, narrow = page.stage, page.stage.bars
+    stage.aspect = 1.86
+    assert stage.bars["right"] > narrow["right"] and stage.bars["of"] == narrow["of"] == stage.frames["of"]
+    offered = {"ranks": page.controls.widget["ranks"].options}
+    ahead = pictures_ahead(page.state, {"toggle": "ranks", "at": [4]}, offered, PICTURES, stage.aspect)
+    page.state.choose(ranks=5)
+    assert json.loads(ahead["4"]["bars"]) == shown(page)["bars"]
+    page.state.choose(ranks=4)
+    stage.aspect = 0.0
+    assert stage.bars["svg"] == narrow["svg"]
+
+
 def test_what_a_page_asks_for_is_checked() -> None:
     """A message is the page's: what is not on a slider is left out, and nothing of it is an error."""
     state = Explorer()

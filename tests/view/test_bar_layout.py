@@ -64,7 +64,7 @@ COMPARED = {
 @pytest.mark.parametrize("name", COMPARED)
 def test_the_axis_has_half_of_the_width_whatever_the_names(name: str) -> None:
     page = placed(COMPARED[name])
-    assert page["right"] - page["left"] >= LEAST_AXIS == WIDTH / 2
+    assert page["right"] - page["left"] >= LEAST_AXIS * WIDTH == WIDTH / 2
     assert page["left"] > 0 and page["right"] < WIDTH
 
 
@@ -82,7 +82,7 @@ def test_names_stand_above_only_where_they_would_leave_too_little(name: str) -> 
     widest = max(text_width(row.name, weight="bold") for row in scene.rows)
     differs = any(row.rest_difference is not None for row in scene.rows)
     if layout.above and not differs:  # beside their figures, differences take more
-        assert layout.right - layout.left - widest < LEAST_AXIS
+        assert layout.right - layout.left - widest < LEAST_AXIS * WIDTH
     assert len(layout.above) >= len({row.name for row in scene.rows}) * bool(layout.above)
     bottoms = [top + layout.bar for top in layout.tops]
     assert all(top >= bottom for top, bottom in zip(layout.tops[1:], bottoms, strict=False))

@@ -295,6 +295,24 @@ def test_a_line_beyond_the_axis_is_an_arrow_with_words(name: str) -> None:
     assert not any(s.dash == CAPACITY_DASH for s in paper_of(scene).shapes if isinstance(s, Shape))
 
 
+@pytest.mark.parametrize("name", SCENES)
+def test_with_a_window_to_itself_it_is_as_wide_as_that_lets_it_be(name: str) -> None:
+    """Longer bars and no larger height; one that is as wide as the window, or wider, stays as it is."""
+    page, wide = placed(SCENES[name]), placed(SCENES[name], aspect=1.86)
+
+    def size(svg: str) -> tuple[float, float]:
+        width, height = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg).groups()  # type: ignore[union-attr]
+        return float(width), float(height)
+
+    (width, height), (wider, lower) = size(page["svg"]), size(wide["svg"])
+    assert lower <= height and wide.keys() == page.keys() and wide["most"] == page["most"]
+    if wider > width:
+        assert wider <= 1.86 * lower and wide["right"] - wide["left"] > page["right"] - page["left"]
+    else:
+        assert wide == page
+    assert placed(SCENES[name], aspect=0.5) == page
+
+
 def test_a_capacity_changes_no_key_of_the_page_and_no_picture_without_it() -> None:
     trace = predict(RunSpec(model=PRESETS["tiny"], ranks=4))
     assert svg_text(build_scene(trace)) == svg_text(build_scene(trace, capacity=None))

@@ -312,6 +312,24 @@ def test_measured_bars_never_stand_beside_another_state() -> None:
     in_loop(work)
 
 
+def test_what_was_said_of_a_run_goes_with_its_state_and_comes_back_with_it() -> None:
+    async def work() -> None:
+        state = Explorer(FakeBackend(), asyncio.get_running_loop())
+        state.run()
+        await settled(lambda: state.run_state is RunState.DONE)
+        state.choose(ranks=2)
+        assert (state.run_state, state.message) == (RunState.IDLE, "")
+        assert not state.choose(ranks=0) and state.error and state.message == ""
+        state.choose(ranks=4)
+        assert (state.run_state, state.message) == (RunState.DONE, "done in 0.6 s")
+        state.stop()
+        await settled(lambda: state.run_state is RunState.STOPPED)
+        state.choose(ranks=2)  # of engines, not of a state
+        assert state.message.startswith("stopped")
+
+    in_loop(work)
+
+
 def test_changes_during_a_run_are_allowed_and_it_lands_on_its_own_state() -> None:
     async def work() -> None:
         backend = FakeBackend(hold=asyncio.Event())
@@ -323,6 +341,7 @@ def test_changes_during_a_run_are_allowed_and_it_lands_on_its_own_state() -> Non
         backend.hold.set()
         await settled(lambda: state.run_state is RunState.DONE)
         assert state.measured is None and "ZeRO-3 on 4 ranks" in state.other_run
+        assert state.message == "ZeRO-3 on 4 ranks, fp32: done in 0.6 s"
         state.choose(strategy=Strategy.ZERO3)
         assert state.measured is not None and state.measured.spec.strategy is Strategy.ZERO3
 

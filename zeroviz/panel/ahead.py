@@ -17,12 +17,16 @@ SLIDERS = ("ranks", "shard_ranks", "batch", "seq", "accumulation")
 
 
 def pictures_ahead(
-    state: Explorer, asked: Mapping[str, Any], offered: Mapping[str, Sequence[Any]], names: Sequence[str]
+    state: Explorer,
+    asked: Mapping[str, Any],
+    offered: Mapping[str, Sequence[Any]],
+    names: Sequence[str],
+    aspect: float = 0.0,
 ) -> dict[str, dict[str, str]]:
     """The pictures of these names, each as one text, by the place on its slider of the state that they show.
 
     asked: by the page: a `toggle`, and the places `at` which. offered: by toggle, the values along its slider. A place
-    that is not on it, or whose state is refused, has no pictures.
+    that is not on it, or whose state is refused, has no pictures. aspect: as for `picture`.
     """
     toggle, places = asked.get("toggle"), asked.get("at")
     if not isinstance(toggle, str) or toggle not in offered or not isinstance(places, list):
@@ -35,6 +39,6 @@ def pictures_ahead(
         beside = state.beside(**{toggle: values[place]})
         if beside is not None:
             scene = beside.scene()
-            parts = [picture(name, beside, scene) for name in names]
+            parts = [picture(name, beside, scene, aspect) for name in names]
             ahead[str(place)] = {name: as_text(data) for part in parts for name, data in part.items()}
     return ahead

@@ -14,7 +14,9 @@ _PAGE = """
 /* A light line would be lost on bright paint. */
 [data-jp-theme-light="false"] .zeroviz-drawing .zl { filter: drop-shadow(0 0 1.2px #000) drop-shadow(0 0 0.6px #000); }
 .zeroviz-drawing { color: var(--zv-ink, #1a1a1a); }
+/* Between one column of pictures and two there is nothing to be gained by more room. */
 .zeroviz-explorer { max-width: 1720px; container-type: inline-size; }
+@media (min-width: 2400px) { .zeroviz-explorer { max-width: 3840px; } }
 .zeroviz-explorer .widget-html-content { white-space: normal; overflow-wrap: break-word; min-width: 0; }
 .zeroviz-main { display: grid; grid-template-columns: minmax(0, 1fr); gap: 4px 20px; overflow: hidden; }
 .zeroviz-desk { display: flex; flex-flow: column; min-width: 0; overflow: hidden; }
@@ -38,6 +40,19 @@ _PAGE = """
   /* Over its own margin too, or a strip of what is cut off would show below it. */
   .zeroviz-desk > .zeroviz-bar { position: sticky; bottom: 0; z-index: 9; margin: 0; padding: 4px 2px;
     background: var(--jp-layout-color0, #fff); border-top: 1px solid var(--jp-border-color2, #ccc); }
+}
+/* On a very wide page the pictures stand in two columns. */
+@container (min-width: 2300px) {
+  .zeroviz-main { grid-template-columns: 520px minmax(0, 1fr); }
+  .zeroviz-main .zeroviz-desk :is(.widget-label, .widget-label-basic, .widget-readout, select, button, input) {
+    font-size: 17px; }
+  .zeroviz-desk .zeroviz-bar button { width: 190px; }
+  .zeroviz-main .zeroviz-desk .widget-label { flex-basis: 108px; width: 108px; }
+  .zeroviz-stage:not(.zeroviz-presenting) { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr));
+    align-items: start; gap: 12px; }
+  .zeroviz-stage:not(.zeroviz-presenting) :is(.zeroviz-heading, .zeroviz-step, .zeroviz-now-held) { font-size: 18px; }
+  .zeroviz-stage:not(.zeroviz-presenting) .zeroviz-now { font-size: 20px; }
+  .zeroviz-stage:not(.zeroviz-presenting) > .zeroviz-formula-section { grid-column: 1 / -1; }
 }
 .zeroviz-explorer, .jp-OutputArea-output:has(> .zeroviz-explorer), .jp-OutputArea-child:has(.zeroviz-explorer),
 .jp-Cell-outputArea:has(.zeroviz-explorer) { overflow: clip; }
@@ -75,7 +90,7 @@ _PAGE = """
 .zeroviz-news b { font-weight: 600; }
 .zeroviz-error { color: #a30000; font-weight: 600; }
 [data-jp-theme-light="false"] .zeroviz-error { color: #ff9e94; }
-[data-jp-theme-light="false"] .zeroviz-controls select { background-image: url("data:image/svg+xml,%3Csvg \
+[data-jp-theme-light="false"] .zeroviz-explorer select { background-image: url("data:image/svg+xml,%3Csvg \
 xmlns='http://www.w3.org/2000/svg' viewBox='0 0 18 18'%3E%3Cpath fill='%23ddd' \
 d='M5.2 5.9 9 9.7l3.8-3.8 1.2 1.2L9 12.1 4 7.1z'/%3E%3C/svg%3E"); }
 .zeroviz-error:not(:empty)::before { content: "\\26A0\\00A0"; }
@@ -111,8 +126,9 @@ d='M5.2 5.9 9 9.7l3.8-3.8 1.2 1.2L9 12.1 4 7.1z'/%3E%3C/svg%3E"); }
 .zeroviz-shortcuts .widget-label { font-size: 14px; text-align: left; flex: 0 0 85px; width: 85px; }
 .zeroviz-shortcuts select { font-size: 14px; height: 28px; }
 .zeroviz-shortcuts button { width: auto; font-size: 14px; padding: 0 10px; margin: 0; }
-.zeroviz-code { font-size: 13px; line-height: 1.4; white-space: pre-wrap; overflow-wrap: anywhere; margin: 6px;
-  user-select: all; color: #1a1a1a; }
+.zeroviz-explorer pre { font: 13px / 1.4 var(--jp-code-font-family, monospace), monospace; color: inherit; }
+.zeroviz-explorer pre.zeroviz-code { white-space: pre-wrap; overflow-wrap: anywhere; margin: 6px; user-select: all;
+  color: var(--zv-ink, #1a1a1a); }
 .zeroviz-film-card { cursor: col-resize; touch-action: none; }
 .zeroviz-stage { position: relative; }
 .zeroviz-intake-text { width: 100%; box-sizing: border-box; font: 13px monospace; resize: vertical; }
@@ -120,12 +136,15 @@ d='M5.2 5.9 9 9.7l3.8-3.8 1.2 1.2L9 12.1 4 7.1z'/%3E%3C/svg%3E"); }
 .zeroviz-change { font-size: 14px; cursor: pointer; padding: 3px 8px; border-radius: 4px; text-align: left;
   border: 1px solid var(--jp-border-color1, #999); background: var(--jp-layout-color1, #fff);
   color: var(--jp-ui-font-color1, #222); white-space: normal; }
-.zeroviz-guessing .zeroviz-pictures > *:not(.zeroviz-guess), .zeroviz-guessing > .zeroviz-tables-box,
+.zeroviz-guessing .zeroviz-pictures > *:not(.zeroviz-guess, .zeroviz-stage), .zeroviz-guessing > .zeroviz-tables-box,
+.zeroviz-guessing .zeroviz-stage > *:not(.zeroviz-present-bar),
 .zeroviz-guessing .zeroviz-notice, .zeroviz-guessing .zeroviz-progress { display: none !important; }
 .zeroviz-guess { overflow: hidden; }
 .zeroviz-guess:empty { display: none; }
+.zeroviz-guessing .zeroviz-stage { min-height: 48px; }
 .zeroviz-shortcuts .zeroviz-predict-first.mod-active { background: #0072B2; color: #fff; }
 .zeroviz-guess .jupyter-button { font-size: 16px; width: auto; height: 36px; line-height: 36px; padding: 0 14px; }
+.zeroviz-guess .zeroviz-guess-number { width: 360px; max-width: 100%; }
 .zeroviz-question { font-size: 20px; font-weight: 600; line-height: 1.4; margin: 8px 4px;
   color: var(--jp-ui-font-color1, #222); }
 .zeroviz-dropping { outline: 4px dashed #0072B2; outline-offset: -4px; }
@@ -149,8 +168,41 @@ d='M5.2 5.9 9 9.7l3.8-3.8 1.2 1.2L9 12.1 4 7.1z'/%3E%3C/svg%3E"); }
 .zeroviz-presenting .zeroviz-formula-card { overflow: auto; }
 .zeroviz-presenting .zeroviz-now { font-size: 2.6vh; color: inherit; min-height: 2.7em; }
 .zeroviz-presenting .zeroviz-now-held { font-size: 2vh; color: inherit; }
-.zeroviz-presenting .zeroviz-formula { font-size: 3.4vh; --jp-ui-font-color1: currentColor;
+.zeroviz-presenting .zeroviz-formula { font-size: var(--zv-size, 3.4vh); --jp-ui-font-color1: currentColor;
   --jp-ui-font-color2: currentColor; }
+.zeroviz-presenting .zeroviz-formula h4 { font-size: 0.85em; margin-top: 0.5em; }
+.zeroviz-presenting .zeroviz-formula h4 small { font-size: 0.85em; }
+.zeroviz-presenting .zeroviz-formula th { font-size: 0.66em; width: auto; }
+.zeroviz-presenting .zeroviz-formula tr.zeroviz-result td { font-size: 1.1em; }
+.zeroviz-presenting .zeroviz-formula tr.zeroviz-result small { font-size: 0.75em; }
+.zeroviz-presenting .zeroviz-notes { font-size: 0.66em; margin-left: 0; max-width: none; }
+.zeroviz-presenting .zeroviz-meanings { font-size: 0.66em; columns: 3 18em; margin-left: 0; }
+.zeroviz-presenting .zeroviz-meanings div { grid-template-columns: 4em 1fr; }
+.zeroviz-presenting .zeroviz-meanings dt { font-size: 1.1em; }
+.zeroviz-presenting .zeroviz-formula details { display: none; }
+/* A wide window has room for the words beside the film, which is larger so. */
+@media (min-aspect-ratio: 3/2) {
+  .zeroviz-presenting .zeroviz-timeline-section.zeroviz-presented { display: grid; gap: 0 1vw;
+    grid-template: auto minmax(0, 1fr) / minmax(0, 1fr) 19vw; }
+  .zeroviz-presenting .zeroviz-film-card { grid-area: 1 / 1 / 3 / 2; }
+  .zeroviz-presenting .zeroviz-formula { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 0 2vw; }
+  .zeroviz-presenting .zeroviz-formula > * { grid-column: 1 / -1; order: 2; }
+  .zeroviz-presenting .zeroviz-formula > .zeroviz-formula-line:is(:first-child, :nth-child(3)) { grid-column: auto;
+    order: 1; }
+}
+.zeroviz-guess:popover-open { position: fixed; inset: 0; width: 100vw; height: 100vh; max-width: none; max-height: none;
+  box-sizing: border-box; margin: 0; border: 0; padding: 5vh 5vw; background: var(--zv-paper, #fff); overflow: auto; }
+.zeroviz-guess:popover-open .zeroviz-question { font-size: 4.4vh; color: var(--zv-ink, #1a1a1a); }
+.zeroviz-guess:popover-open :is(.jupyter-button, .widget-label, input, select) { font-size: 3vh; height: auto;
+  line-height: 1.5; }
+.zeroviz-guess:popover-open > * { flex: 0 0 auto; }
+.zeroviz-guess:popover-open > .zeroviz-row { gap: 2vh 2vw; margin-top: 2vh; }
+.zeroviz-guess:popover-open .widget-label { width: auto; margin-right: 1vw; }
+.zeroviz-guess:popover-open .jupyter-button { padding: 0 1.5vw; }
+.zeroviz-guess:popover-open :is(.zeroviz-asked, .zeroviz-guess-number) { width: auto; height: auto; }
+.zeroviz-guess:popover-open .zeroviz-guess-number input { width: 58vh; }
+.zeroviz-guess:popover-open > .zeroviz-picture-card { flex: 1 1 auto; min-height: 0; border: 0; }
+.zeroviz-guess:popover-open .zeroviz-drawing { max-height: 80vh; width: 100%; }
 .zeroviz-presenting .zeroviz-present-help { display: block; font-size: 1.7vh; margin: 0; opacity: 0.75; }
 .zeroviz-blanked .zeroviz-blank { display: block !important; position: fixed; inset: 0; background: #000; z-index: 30; }
 .zeroviz-moment { pointer-events: none; }

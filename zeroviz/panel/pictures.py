@@ -26,11 +26,12 @@ def as_text(value: dict[str, Any]) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-def picture(name: str, state: Explorer, scene: Scene) -> dict[str, dict[str, Any]]:
-    """One of PICTURES under its name; a film with its `frames`. scene: the state's."""
+def picture(name: str, state: Explorer, scene: Scene, aspect: float = 0.0) -> dict[str, dict[str, Any]]:
+    """One of PICTURES under its name; a film with its `frames`. scene: the state's. aspect: of the window that bars
+    have to themselves, if they have one."""
     say = state.say
     if name == "bars":
-        return {name: placed(scene, say, state.rank)}
+        return {name: placed(scene, say, state.rank, aspect)}
     if name == "map":
         return {name: placed_map(build_shard_map(state.spec), say)}
     if name == "wire":
@@ -47,14 +48,19 @@ def picture(name: str, state: Explorer, scene: Scene) -> dict[str, dict[str, Any
 
 
 def frames_of(film: Film, say: Say = str, *, is_each: bool) -> dict[str, Any]:
-    """The film as plain lists, by what of it is looked up together. is_each: it is every rank's film."""
+    """The film as plain lists, by what of it is looked up together. is_each: it is every rank's film. at: the op of
+    each frame, by its number in `ops`."""
     frames = film.frames
+    ops = {frame[1:4]: None for frame in frames}
+    number_of = {op: number for number, op in enumerate(ops)}
     return {
         "each": is_each,
         "peak": film.peak,
         "unit": film.unit,
         "categories": [say(label_of(category, film.spec)) for category in film.categories],
         "units": list(film.units),
+        "ops": [list(op) for op in ops],
+        "at": [number_of[frame[1:4]] for frame in frames],
         "words": [frame.words for frame in frames],
         "nbytes": [frame.nbytes for frame in frames],
         "held": [list(frame.held) for frame in frames],

@@ -11,6 +11,7 @@ const PICTURE_OF = { map: "map", timeline: "film", wire: "wire", formula: "formu
 const SCALES = { B: 1, kB: 1e3, MB: 1e6, GB: 1e9, TB: 1e12, PB: 1e15, EB: 1e18 };
 const SAVE_MS = 250;
 const REST_MS = 150;
+const SIZES = [5, 4.4, 3.8, 3.4, 3, 2.7]; // of a formula over the whole window, in hundredths of its height
 
 export function amount(nbytes, unit) {
   if (Math.abs(nbytes) * 10 < (SCALES[unit] ?? 1))
@@ -101,6 +102,39 @@ function first(list, x) {
   return low;
 }
 
+// Where in the step a frame of a film stands: at rest, at the peak, at the end, or in which op of how many alike, and
+// what share of its phase is over.
+export function placeOf(frames, number) {
+  const last = frames.words.length - 1;
+  if (number <= 0) return { at: "rest" };
+  if (number === frames.peak) return { at: "peak" };
+  if (number >= last) return { at: "end" };
+  const op = frames.ops[frames.at[number]];
+  const alike = ends(frames, frames.at[number]);
+  const phase = within(frames, op[0]);
+  return { at: "op", op, turn: first(alike, number - 1), share: phase.indexOf(number) / Math.max(1, phase.length - 1) };
+}
+
+// The frame of another film at that place: the same op or, where it has none such, as far into the same phase.
+export function frameAt(frames, { at, op, turn, share }) {
+  const last = frames.words.length - 1;
+  if (at !== "op") return { rest: 0, peak: frames.peak, end: last }[at];
+  const same = frames.ops.findIndex((other) => other.every((word, place) => word === op[place]));
+  const alike = same < 0 ? [] : ends(frames, same);
+  if (alike.length) return alike[Math.min(turn, alike.length - 1)];
+  const phase = within(frames, op[0]);
+  return phase.length ? phase[Math.round(share * (phase.length - 1))] : Math.round(share * last);
+}
+
+// The frames at the end of an op each time that it is done: one at the peak within it comes before its end.
+function ends({ at }, op) {
+  return [...at.keys()].filter((number) => at[number] === op && at[number + 1] !== op);
+}
+
+function within({ at, ops }, phase) {
+  return [...at.keys()].filter((number) => ops[at[number]][0] === phase);
+}
+
 class Stage {
   constructor(model, root) {
     this.model = model;
@@ -119,14 +153,23 @@ class Stage {
     this.watch();
     this.changed = () => this.draw();
     // A move is saved a moment later; meanwhile the page's own cursor is the newer one.
-    this.moved = () => (this.cursor = model.get("cursor"));
+    this.moved = () => {
+      if (this.cursor !== model.get("cursor")) this.place = null;
+      this.cursor = model.get("cursor");
+    };
     this.moved();
     model.on("change:cursor", this.moved);
     model.on("change", this.changed);
+    this.resized = () => {
+      this.measure();
+      if (this.isPresenting) this.present(this.presented);
+    };
+    window.addEventListener("resize", this.resized);
     this.told = (message) => message.ahead && this.keep(message);
     model.on("msg:custom", this.told);
     this.listen();
     this.draw();
+    this.measure(); // a page that was closed while it presented
     this.shown = true;
   }
 
@@ -354,8 +397,7 @@ class Stage {
       if (PICTURES.includes(name)) this.lay(name, data, content);
       else this.data[name] = data;
     }
-    this.frames = this.data.frames;
-    this.go(this.cursor, false);
+    this.follow();
     this.root.dataset.leapt = `${toggle} ${ahead.version}`;
   }
 
@@ -398,6 +440,7 @@ class Stage {
   }
 
   present(number) {
+    if (this.putQuestion()) return;
     const pictures = ["bars", ...Object.values(PICTURE_OF)];
     this.presented = Math.min(Math.max(0, number), pictures.length - 1);
     this.open(Object.keys(PICTURE_OF)[this.presented - 1]);
@@ -408,6 +451,7 @@ class Stage {
       this.root.showPopover();
       this.root.tabIndex = -1;
       this.root.focus();
+      this.measure();
     }
     for (const name of PICTURES) {
       const holder = name === "bars" ? this.cards.bars : this.cards[name].parentElement;
@@ -417,6 +461,69 @@ class Stage {
     const keys = pictures.map((name, place) => `${place + 1} ${name}`).join(" · ");
     this.help.textContent =
       `${keys} · page keys: next · arrows, space: the step · S strategy · + and - ranks · U undo · B blank · Esc`;
+    if (pictures[this.presented] === "formula") this.fit();
+  }
+
+  // The formulas as large as lets all of them into the window, but never too small for the last row: then they scroll.
+  fit() {
+    const { formula } = this.cards;
+    for (const size of SIZES) {
+      formula.style.setProperty("--zv-size", `${size}vh`);
+      if (formula.scrollHeight <= formula.clientHeight) return;
+    }
+  }
+
+  // Through the formulas by keys; those that go along the step stay with it.
+  scroll({ key, shiftKey }) {
+    const { formula } = this.cards;
+    const page = formula.clientHeight;
+    const ways = { ArrowDown: 0.15, ArrowUp: -0.15, " ": shiftKey ? -0.85 : 0.85, Home: -Infinity, End: Infinity };
+    if (this.root.dataset.presented !== "formula" || !(key in ways)) return false;
+    formula.scrollTop = Math.min(Math.max(0, formula.scrollTop + ways[key] * page), formula.scrollHeight);
+    return true;
+  }
+
+  // A question that hides the pictures is what comes over the window, and then its answer; from there it goes on to
+  // the pictures.
+  putQuestion() {
+    const explorer = this.root.closest(".zeroviz-explorer");
+    const guess = explorer?.querySelector(".zeroviz-guess");
+    if (!guess || !explorer.classList.contains("zeroviz-guessing")) return false;
+    if (this.toQuestion) return true; // it is there
+    if (this.isPresenting) this.leave();
+    guess.popover = "manual";
+    guess.showPopover();
+    guess.tabIndex = -1;
+    guess.focus();
+    // Wherever the focus is: a choice that was pressed is gone.
+    this.toQuestion = (event) => {
+      const isTyped = event.target.matches?.("input, select");
+      const isAnswered = !explorer.classList.contains("zeroviz-guessing");
+      const isOn = !isTyped && isAnswered && (event.key === "PageDown" || event.key === " ");
+      if (event.key !== "Escape" && !isOn) return;
+      event.preventDefault();
+      event.stopPropagation();
+      this.leaveQuestion(guess);
+      if (isOn) this.present(0);
+      else this.root.querySelector(".zeroviz-present").focus();
+    };
+    document.addEventListener("keydown", this.toQuestion, true);
+    return true;
+  }
+
+  // Pictures are laid out for the window that they have to themselves.
+  measure() {
+    const aspect = this.isPresenting ? Math.round((100 * innerWidth) / (0.94 * innerHeight)) / 100 : 0;
+    if (aspect === this.model.get("aspect")) return;
+    this.model.set("aspect", aspect);
+    this.model.save_changes();
+  }
+
+  leaveQuestion(guess) {
+    document.removeEventListener("keydown", this.toQuestion, true);
+    this.toQuestion = null;
+    guess.hidePopover();
+    guess.popover = null;
   }
 
   leave() {
@@ -424,6 +531,7 @@ class Stage {
     this.root.hidePopover();
     this.root.popover = null;
     delete this.root.dataset.presented;
+    this.measure();
     this.root.querySelector(".zeroviz-present").focus();
   }
 
@@ -438,7 +546,7 @@ class Stage {
     else if (event.key in turns) this.present(this.presented + turns[event.key]);
     else if (event.key >= "1" && event.key <= "9") this.present(Number(event.key) - 1);
     else if (event.key in asks) this.model.send({ ask: asks[event.key] });
-    else return void this.key(event);
+    else if (!this.scroll(event)) return void this.key(event);
     event.preventDefault();
     event.stopPropagation();
   }
@@ -471,11 +579,9 @@ class Stage {
       if (data.svg !== before) this.lay(name, data, parsed(data.svg ?? ""));
     }
     this.read("frames");
-    this.frames = this.data.frames;
     this.fold();
     for (const [label, button] of Object.entries(this.named)) put(button, model.get("labels")[label] || label);
-    this.slider.max = Math.max(0, (this.frames.words?.length ?? 1) - 1);
-    this.go(this.cursor, false);
+    this.follow();
     this.root.dataset.version = model.get("version");
     if (this.isPresenting) this.present(this.presented);
     this.rest();
@@ -503,6 +609,19 @@ class Stage {
 
   // ---- a moment of the step ----
 
+  // The film of the state that is shown by now, at the same place of the step as the one before: that at which the
+  // reader left it, however many states ago.
+  follow() {
+    const frames = (this.frames = this.data.frames);
+    this.slider.max = Math.max(0, (frames.words?.length ?? 1) - 1);
+    if (!frames.words) return void this.go(this.cursor, false);
+    this.place ??= placeOf(frames, this.cursor);
+    const to = frameAt(frames, this.place);
+    const isElsewhere = to !== this.cursor;
+    this.go(to, false);
+    if (isElsewhere) this.keepCursor();
+  }
+
   go(to, asked = true) {
     const { frames } = this;
     const count = frames.words?.length ?? 0;
@@ -519,6 +638,11 @@ class Stage {
     this.root.dataset.cursor = now;
     this.tellHeld(now);
     if (!asked) return;
+    this.place = placeOf(frames, now);
+    this.keepCursor();
+  }
+
+  keepCursor() {
     clearTimeout(this.saving);
     this.saving = setTimeout(() => {
       this.model.set("cursor", this.cursor);
@@ -576,7 +700,9 @@ class Stage {
   remove() {
     this.watcher.disconnect();
     clearTimeout(this.resting);
+    window.removeEventListener("resize", this.resized);
     if (this.isPresenting) this.leave();
+    document.removeEventListener("keydown", this.toQuestion, true);
     this.model.off("change", this.changed);
     this.model.off("msg:custom", this.told);
     for (const [, slider, moved] of this.sliders) slider.off("change:index", moved);

@@ -73,6 +73,8 @@ class Stage(anywidget.AnyWidget):
     """Pictures within the window, as the page says; None before it does. A toggle draws these at once."""
     has_due = traitlets.Bool(False).tag(sync=True)
     """Whether something waits to be drawn: until it comes into sight, or the page has nothing else to do and asks."""
+    aspect = traitlets.Float(0.0).tag(sync=True)
+    """Of the window that a presented picture has to itself, its width by its height; 0 where none is presented."""
     sliders = traitlets.Dict().tag(sync=True)
     """The sliders' models by their toggles: the page sees them move before the kernel does. See `ahead`."""
 
@@ -87,6 +89,7 @@ class Stage(anywidget.AnyWidget):
         super().__init__(sliders={toggle: slider.model_id for toggle, slider in self._sliders.items()})
         self.observe(lambda _: self.draw(state.scene()), "is_open")
         self.observe(lambda _: self._draw_due(self.seen or ()), "seen")
+        self.observe(lambda _: self._draw_bars(), "aspect")
         self.on_msg(lambda _, message, __: self._told(message))
 
     def draw(self, scene: Scene, and_later: Callable[[], None] | None = None) -> None:
@@ -122,10 +125,17 @@ class Stage(anywidget.AnyWidget):
                 self._due.remove(name)
             self.has_due = bool(self._due) or self._later is not None
 
+    def _draw_bars(self) -> None:
+        """The bars of the same state, for other room; what was drawn ahead for the room before is of no use."""
+        with self._state.lock, self.hold_sync():
+            if self._scene is not None and "bars" not in self._due:
+                self._draw("bars")
+                self.version += 1
+
     def _draw(self, name: str) -> None:
         """One picture. `of`: which state's it is."""
         assert self._scene is not None
-        for part, data in picture(name, self._state, self._scene).items():
+        for part, data in picture(name, self._state, self._scene, self.aspect).items():
             setattr(self, part, data | {"of": self._number} if data and part in JOINED else data)
 
     def _told(self, message: dict[str, Any]) -> None:
@@ -148,7 +158,7 @@ class Stage(anywidget.AnyWidget):
             if asked.get("version") != self.version or self._state.guessing or num_letters > MOST_AHEAD:
                 return
             offered = {toggle: slider.options for toggle, slider in self._sliders.items()}
-            pictures = pictures_ahead(self._state, asked, offered, names)
+            pictures = pictures_ahead(self._state, asked, offered, names, self.aspect)
             self.send({"ahead": pictures, "number": asked["ahead"]})
 
     def _typed(self, toggle: str, text: str) -> None:
