@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from zeroviz.category import CATEGORY_ORDER, Category
+from zeroviz.collectives import CollectiveOp
 from zeroviz.notation import Node, Num, Sum, Sym, Word, arithmetic, is_figure, is_numeric, product, text
 from zeroviz.spec import DType, Recipe, RunSpec
 from zeroviz.style import label_of
@@ -23,12 +24,13 @@ K = Sym("k")
 
 class Term(NamedTuple):
     """A part of a sum that can be pointed at. categories: as which it is drawn, mostly one; none where it is no part of
-    a bar. tip: what it is, in words. nbytes: what it stands for."""
+    a bar. tip: what it is, in words. nbytes: what it stands for. ops: the collectives that send it, on the wire."""
 
     node: Node
     categories: tuple[Category, ...]
     tip: str
     nbytes: int
+    ops: tuple[CollectiveOp, ...] = ()
 
 
 class Part(NamedTuple):

@@ -111,6 +111,7 @@ def _ring(ring: Sequence[tuple[WireTotal, Item]], level: int) -> list[Part]:
     factor = Frac(Num(num_ranks - 1), Num(num_ranks)) if level == 2 else Frac(Sum((letter, Num(-1))), letter)
     # What is gathered comes first, as in the ZeRO paper's 2 p + g.
     items = [item for total, item in sorted(ring, key=lambda pair: pair[0].op is not CollectiveOp.ALL_GATHER)]
+    ops = {item.tip: (each.op,) for each, item in ring}
     is_rounded = _is_rounded(total)
     if is_rounded and len(items) > 1:
         items = [_joined(items)]
@@ -120,7 +121,8 @@ def _ring(ring: Sequence[tuple[WireTotal, Item]], level: int) -> list[Part]:
         for term in part.terms:
             sent = total.sent_nbytes if is_rounded else passes * (num_ranks - 1) * term.nbytes // num_ranks
             tip = f"{term.tip}; each rank sends {passes * (num_ranks - 1):,}/{num_ranks:,} of it, {sent:,} B"
-            terms.append(term._replace(tip=tip, nbytes=sent))
+            # Those that are rounded together are of one call, and so of one op.
+            terms.append(term._replace(tip=tip, nbytes=sent, ops=ops.get(term.tip, (total.op,))))
         parts.append(part._replace(terms=tuple(terms), is_rounded=is_rounded and level > 0))
     return parts
 

@@ -69,12 +69,12 @@ def save_figure(scene: Scene, path: Path) -> None:
     paper_of(scene).save(path, NAME, scene.sentence)
 
 
-def svg_text(scene: Scene, name: str = NAME, *, on_page: bool = False) -> str:
+def svg_text(scene: Scene, name: str = NAME, *, on_page: bool = False, say: Say = str) -> str:
     """The picture as one `<svg>` element as wide as its cell, each mark with its figures as data and as a tooltip.
 
-    name: its class, another one where a page has a picture of this kind already.
+    name: its class, another one where a page has a picture of this kind already. say: what each label is put as.
     """
-    return paper_of(scene).svg(name, scene.sentence, on_page=on_page)
+    return paper_of(scene).svg(name, scene.sentence, on_page=on_page, say=say)
 
 
 def placed(scene: Scene, say: Say = str, rank: int = 0, aspect: float = 0.0) -> dict[str, Any]:

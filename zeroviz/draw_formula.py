@@ -1,8 +1,9 @@
 """Formula -> HTML: a block of lines, each a chain of equations that stand under one another at their equality signs.
 
 Every term can be pointed at and reached by the Tab key. It carries its category as `data-category`, so that a page can
-light the bar it is drawn as, a stroke of that bar's colour below it, and in words what it is. Nothing is loaded and
-nothing runs: fractions and sums are plain HTML. `formula_text` is the same for a terminal.
+light the bar it is drawn as, a stroke of that bar's colour below it, or of its collective's where it crosses the wire,
+and in words what it is. Nothing is loaded and nothing runs: fractions and sums are plain HTML. `formula_text` is the
+same for a terminal.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 from zeroviz.category import Category
 from zeroviz.derivation_terms import LEVELS, Expression, Formula, Line, Part, Term
+from zeroviz.labels import Say, say_html
 from zeroviz.notation import (
     Ceil,
     Frac,
@@ -30,7 +32,7 @@ from zeroviz.notation import (
     text,
 )
 from zeroviz.quantity import format_binary_nbytes, format_decimal_nbytes
-from zeroviz.style import PAINT
+from zeroviz.style import PAINT, WIRE_PAINT
 
 WIDTH = 80
 """Columns of a terminal."""
@@ -82,14 +84,15 @@ CSS = """
 """For the page that shows the block, once."""
 
 
-def formula_html(formula: Formula) -> str:
-    """The whole block."""
+def formula_html(formula: Formula, say: Say = str) -> str:
+    """The whole block. say: what each label is put as."""
     lines = "".join(_line(line, formula.rank, formula.resting) for line in formula.lines)
-    return (
+    html = (
         f'<section class="zeroviz-formula" aria-label="{escape(formula.title)}" data-rank="{formula.rank}">{lines}'
         f"{_meanings(formula)}<details><summary>As plain text</summary>"
         f"<pre>{escape(formula_text(formula))}</pre></details></section>"
     )
+    return say_html(html, say)
 
 
 def _line(line: Line, rank: int, resting: frozenset[Category]) -> str:
@@ -161,20 +164,21 @@ def _term(term: Term, node: Node, resting: frozenset[Category]) -> str:
     tip = escape(term.tip)
     return (
         f'<span class="zeroviz-term" data-category="{names}" data-nbytes="{term.nbytes}" tabindex="0" role="img" '
-        f'aria-label="{escape(text(node))}: {tip}" title="{tip}" style="--paint:{paint_of(term.categories, resting)}">'
+        f'aria-label="{escape(text(node))}: {tip}" title="{tip}" style="--paint:{paint_of(term, resting)}">'
         f"{_node(node)}</span>"
     )
 
 
-def paint_of(categories: tuple[Category, ...], resting: frozenset[Category]) -> str:
-    """The stroke below a term, in its category's colour: whole where it is held at rest, dashed where it lives within
-    the step only; two halves where it stands for two."""
-    colors = [PAINT[category].color for category in categories] or ["transparent"]
+def paint_of(term: Term, resting: frozenset[Category]) -> str:
+    """The stroke below a term, in the colour of its collective in the wire picture, or of its category in the others:
+    whole where it is held at rest, dashed where it lives within the step only; two halves where it stands for two."""
+    paints = [WIRE_PAINT[op] for op in term.ops] or [PAINT[category] for category in term.categories]
+    colors = [paint.color for paint in paints] or ["transparent"]
     if len(colors) > 1:
         share = 100 // len(colors)
         halves = (f"{color} {number * share}% {(number + 1) * share}%" for number, color in enumerate(colors))
         return f"linear-gradient(90deg,{','.join(halves)})"
-    if resting.issuperset(categories):
+    if not term.ops and resting.issuperset(term.categories):
         return f"linear-gradient({colors[0]},{colors[0]})"
     return f"repeating-linear-gradient(90deg,{colors[0]} 0 5px,#0000 5px 7px)"
 

@@ -21,6 +21,7 @@ from zeroviz.category import Category
 from zeroviz.guess import Answer, Figure, Part, factor_text
 from zeroviz.guess_figure import part_label, state_words
 from zeroviz.head import LINE, MARGIN, ROOM, WIDTH, headed
+from zeroviz.labels import Say
 from zeroviz.paper import Paper, Shape, text_width
 from zeroviz.quantity import format_nbytes
 from zeroviz.style import (
@@ -67,12 +68,12 @@ def save_guess(answer: Answer, path: Path) -> None:
     paper_of(answer).save(path, NAME, answer.sentence)
 
 
-def placed_guess(answer: Answer) -> dict[str, Any]:
+def placed_guess(answer: Answer, say: Say = str) -> dict[str, Any]:
     """The picture and its places, in points as in the svg's viewBox: the svg, `left` and `right` of the axis and the
     bytes there, `least` and `most`, whether `is_log`, and (upper edge, height, x of its bytes) of each of `rows`."""
     sheet = _Sheet(answer)
     return {
-        "svg": sheet.paper.svg(NAME, answer.sentence, on_page=True),
+        "svg": sheet.paper.svg(NAME, answer.sentence, on_page=True, say=say),
         "left": sheet.left,
         "right": sheet.right,
         "least": sheet.least,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from zeroviz.head import LINE, MARGIN, ROOM, WIDTH, headed
 from zeroviz.heatmap import Cell, HeatMap
+from zeroviz.labels import Say
 from zeroviz.paper import Paper, text_width
 from zeroviz.style import EXCEEDS, FITS, INK, MUTED
 
@@ -53,9 +54,10 @@ def paper_of(heatmap: HeatMap) -> Paper:
     return paper
 
 
-def heatmap_svg(heatmap: HeatMap, *, on_page: bool = False) -> str:
-    """The picture as one `<svg>` element. on_page: in the page's theme; else as a file has it, light."""
-    return paper_of(heatmap).svg(NAME, heatmap.sentence, on_page=on_page)
+def heatmap_svg(heatmap: HeatMap, *, on_page: bool = False, say: Say = str) -> str:
+    """The picture as one `<svg>` element. on_page: in the page's theme; else as a file has it, light. say: what each
+    label is put as."""
+    return paper_of(heatmap).svg(NAME, heatmap.sentence, on_page=on_page, say=say)
 
 
 def save_heatmap(heatmap: HeatMap, path: Path) -> None:

@@ -239,7 +239,7 @@ class _Sheet:
         """One for each way of holding: the pieces as a comb. See [Note: combs] in `zeroviz.combs`."""
         row, paint = self.map.rows[lane.row], PAINT[panel.category]
         if row.is_folded and not panel.is_whole:
-            tip = f"{row.label}: {panel.name}, each its own part"
+            tip = f"{row.label}: {panel.name}, {row.parts}"
             self.paper.rectangle(
                 self.left, y, self.right - self.left, height, PAPER, SHARED_HATCH, edge=paint.color, tip=tip
             )
@@ -273,8 +273,8 @@ class _Sheet:
             return
         row = self.map.rows[lane.row]
         if row.is_folded:
-            count = f"{len(row.ranks):,} ranks"
-            self._in_lane(f"{count}, a whole copy on each" if panel.is_whole else f"{count}, each its own part", middle)
+            parts = "a whole copy on each" if panel.is_whole else row.parts
+            self._in_lane(f"{len(row.ranks):,} ranks, {parts}", middle)
         elif panel.is_whole and panel.tensors is not TensorClass.KEPT:
             self._in_lane("whole copy", middle)
         elif not lane.pieces:

@@ -1,13 +1,21 @@
 """Labels in English or Chinese: what controls, headings, buttons and parts of pictures are called.
 
 Labels alone are translated. Sentences stay English, and so do the field's own words where Chinese texts keep them:
-names of strategies, rank, shard, batch, all-gather.
+names of strategies and of collectives, rank, shard, batch.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
 from enum import Enum
+from functools import lru_cache
+from html import escape, unescape
+
+from zeroviz.labels_chinese import CHINESE
+
+Say = Callable[[str], str]
+"""Puts a label in a language."""
 
 
 class Language(Enum):
@@ -15,181 +23,121 @@ class Language(Enum):
     CHINESE = "中文"
 
 
-_AMOUNT = re.compile(r"(?P<label>.+?)(?P<up_to> up to)? (?P<amount>[\d.,]+ [kMGTPE]?B)")
-"""A label with its bytes, as areas and bars carry them."""
-_RANKS = re.compile(r"ranks (?P<first>[\d,]+)(?: to |-)(?P<last>[\d,]+)")
-_RANK = re.compile(r"rank (?P<rank>[\d,]+)(?P<more>, group [\d,]+, shard [\d,]+)?")
+_AMOUNT = r"(?P<amount>[\d.,]+ [kMGTPE]?B|[\d.,]*P|[\d,]+ elements?)"
+_COUNT = r"(?P<count>[\d,]+)"
+_RULES = [
+    (re.compile(pattern), said)
+    for pattern, said in (
+        # a label with its bytes, as areas and bars carry them
+        (rf"(?P<label>.+) up to {_AMOUNT}", "{label} 至多 {amount}"),
+        (rf"(?P<label>.+?) {_AMOUNT}", "{label} {amount}"),
+        (rf"peak {_AMOUNT} in (?P<free_place>.+)", "峰值 {amount}，{free_place}"),
+        (r"(?P<times>[\d.,]+) x DDP's", "DDP 的 {times} 倍"),
+        (r"(?P<label>dotted|almost there too): (?P<what>.+)", "{label}：{what}"),
+        (r"(?P<gpu>.+) less its reserve: (?P<budget>[^,]+)", "{gpu} 减去预留：{budget}"),
+        (r"(?P<label>.+), beyond the axis", "{label}，在坐标轴之外"),
+        # where in a step
+        (r"(?P<label>forward|backward|optimizer) of (?P<unit>.+)", "{label} {unit}"),
+        (r"(?P<label>forward|backward|optimizer), (?P<unit>[^,]+)", "{label}，{unit}"),
+        # axes
+        (rf"(?P<label>.+); the axis begins at {_AMOUNT}, not at 0", "{label}；坐标轴始于 {amount}，不始于 0"),
+        (r"(?P<unit>\w?B) (?P<label>[hs].+?) \(1 \w?B = (?P<scale>[\d,]+) bytes\)",
+         "{label}，{unit}（1 {unit} = {scale} 字节）"),
+        (r"(?P<unit>\w?B) (?P<label>[hs].+)", "{label}，{unit}"),
+        (rf"elements moved by a rank in one step \(P = {_COUNT} parameters\)",
+         "每个 rank 一步中移动的元素（P = {count} 个参数）"),
+        (r"(?P<label>held .+|sent .+) by rank (?P<rank>[\d,]+)", "rank {rank} {label}"),
+        (r"bytes (?P<label>.+); logarithmic: each line is 10 times the one before",
+         "{label}，字节；对数轴：每格 10 倍"),
+        # ranks and their groups
+        (r"ranks (?P<first>[\d,]+)(?: to |-)(?P<last>[\d,]+)", "rank {first} 至 {last}"),
+        (r"ranks (?P<list>\d[\d,\- ]*(?:…|\.\.\.)?)", "rank {list}"),
+        (r"rank (?P<rank>[\d,]+), group (?P<group>[\d,]+), shard (?P<shard>[\d,]+)",
+         "rank {rank}，第 {group} 组，shard {shard}"),
+        (rf"{_COUNT} ranks, replicas of (?P<label>ranks? [\d,]+(?: to [\d,]+)?)", "{count} 个 rank，{label} 的副本"),
+        (rf"{_COUNT} ranks, (?P<label>.+)", "{count} 个 rank，{label}"),
+        (r"(?P<free_who>.+), (?P<label>in bytes|in elements|in group|across groups|among all)", "{free_who}，{label}"),
+        (r"(?P<dtype>\w+) (?P<label>in group|across groups)", "{dtype} {label}"),
+        (r"(?P<label>predicted|measured|sent|moved), (?P<free_more>.+)", "{label}，{free_more}"),
+        # what is drawn
+        (r"(?P<dtype>\w+), (?P<width>[\dx ]+ B) an element", "{dtype}，每元素 {width}"),
+        (r"(?P<label>.+); in the host's memory", "{label}；在主机内存"),
+        (r"one (?P<op>[a-z-]+) of the (?P<dtype>\w+) gradient", "{dtype} 梯度的一次 {op}"),
+        (r"The model's (?P<amount>.+):", "模型的 {amount}："),
+        (r"(?P<label>[AO].+), rank (?P<rank>[\d,]+)", "{label}，rank {rank}"),
+        (r"The allocator's own figures \((?P<source>.+)\)", "分配器自己的数字（{source}）"),
+        (r"step (?P<number>\d+)", "第 {number} 步"),
+        # what controls offer
+        (rf"(?P<name>[^;,]+), {_COUNT} parameters?", "{name}，{count} 个参数"),
+        (rf"{_COUNT} parameters?", "{count} 个参数"),
+        (r"(?P<free_value>.+), as usual", "{free_value}，默认"),
+        (r"(?P<name>[\w-]+), arithmetic only", "{name}，只作推算"),
+        # changes
+        (r"(?P<label>[a-z]+) (?P<new>[\w.:,]+) instead of (?P<old>[\w.:,]+)", "{label} {new}（原为 {old}）"),
+        (rf"{_COUNT} ranks instead of (?P<old>[\d,]+)", "{count} 个 rank（原为 {old}）"),
+        (r"strategy (?P<name>\S+) and (?P<label>.+)", "策略 {name}，{label}"),
+        (r"shard groups of (?P<new>[\d,]+) instead of (?P<old>[\d,]+)", "分片组 {new}（原为 {old}）"),
+        (r"recompute block by block instead of (?P<old>\d+) together", "逐块重计算（原为 {old} 块一起）"),
+        (r"gradients (?P<dtype>\w+), as the precision has them", "梯度 {dtype}，随精度"),
+        (r"(?P<label>strategy|precision|optimizer) (?P<name>\S+)", "{label} {name}"),
+        (r"All of it: (?P<all>.+)", "全部：{all}"),
+        # what a guess and a change do
+        (rf"{_AMOUNT} too much", "多 {amount}"),
+        (rf"{_AMOUNT} too little", "少 {amount}"),
+        (rf"(?P<label>.+?) {_AMOUNT} less", "{label}减 {amount}"),
+        (rf"{_AMOUNT} more on the host", "主机上增 {amount}"),
+        (rf"(?P<label>.+? {_AMOUNT} less), (?P<what>.+)", "{label}；{what}"),
+    )
+]  # fmt: skip
+"""Labels with what varies in them: `label` and `what` are labels themselves, or it is none; `free_...` may be one."""
+_NAME = re.compile(r"rank [\d,]+|(?:all|reduce|broadcast)[\w-]*(?: \w+)?")
+"""What a label may be made of as it is."""
 
 
 def say(label: str, language: Language) -> str:
     """`label` in a language; what is no label, as it is."""
-    if language is Language.ENGLISH:
-        return label
-    if label in _CHINESE:
-        return _CHINESE[label]
-    if (found := _AMOUNT.fullmatch(label)) and found["label"] in _CHINESE:
-        return f"{_CHINESE[found['label']]}{' 至多' if found['up_to'] else ''} {found['amount']}"
-    if label.startswith("ranks ") and label.endswith("…"):
-        return label.replace("ranks", "rank")
-    if found := _RANKS.fullmatch(label):
-        return f"rank {found['first']} 至 {found['last']}"
-    if (found := _RANK.fullmatch(label)) and found["more"]:
-        return f"rank {found['rank']}" + found["more"].replace(", group ", "，第 ").replace(", shard ", " 组，shard ")
+    return label if language is Language.ENGLISH else _chinese(label)
+
+
+@lru_cache(maxsize=4096)
+def _chinese(label: str) -> str:
+    if label in CHINESE:
+        return CHINESE[label]
+    for pattern, said in _RULES:
+        if found := pattern.fullmatch(label):
+            parts = {name: _part(name, part) for name, part in found.groupdict().items()}
+            if None not in parts.values():
+                return said.format_map(parts)
     return label
 
 
-_CHINESE = {
-    # what is held
-    "parameters, own shard": "参数，本地分片",
-    "parameters, whole": "参数，完整",
-    "parameters on the host": "主机上的参数",
-    "gradients, own shard": "梯度，本地分片",
-    "gradients, whole": "梯度，完整",
-    "gradients on the host": "主机上的梯度",
-    "fp32 master": "fp32 主参数",
-    "fp32 master, own shard": "fp32 主参数，本地分片",
-    "fp32 master on the host": "主机上的 fp32 主参数",
-    "Adam m and v": "Adam 矩 m、v",
-    "Adam m and v, own shard": "Adam 矩 m、v，本地分片",
-    "Adam m and v on the host": "主机上的 Adam 矩 m、v",
-    "momentum": "动量",
-    "momentum, own shard": "动量，本地分片",
-    "momentum on the host": "主机上的动量",
-    "activations": "激活",
-    "gather buffer": "gather 缓冲区",
-    "reduce buffer": "reduce 缓冲区",
-    "buckets": "桶",
-    "temporaries": "临时张量",
-    "temporaries on the host": "主机上的临时张量",
-    "input": "输入",
-    "kernels' scratch": "算子暂存",
-    "backend's copies": "通信后端的副本",
-    "unattributed": "未归属",
-    "padding": "填充",
-    "params": "参数",
-    "grads": "梯度",
-    "master": "主参数",
-    "temp": "临时",
-    # the pictures
-    "at rest": "静止时",
-    "at peak": "峰值时",
-    "at rest (difference)": "静止时（差）",
-    "at peak (difference)": "峰值时（差）",
-    "predicted": "预测",
-    "measured": "实测",
-    "recorded": "录制",
-    "rehearsed": "演练",
-    "forward": "前向",
-    "backward": "反向",
-    "optimizer": "优化器",
-    "block": "块",
-    "unit": "单元",
-    "root": "根",
-    "each rank": "每个 rank",
-    "held by this rank alone": "只由这个 rank 持有",
-    "held by this rank alone, of its group": "在组内只由这个 rank 持有",
-    "a whole copy, the same on every rank": "完整副本，各 rank 相同",
-    "not held": "未持有",
-    "whole copy": "完整副本",
-    "nothing": "无",
-    "Parameters, own shard": "参数：本地分片",
-    "Parameters, whole copy": "参数：完整副本",
-    "Gradients, own shard": "梯度：本地分片",
-    "Gradients, whole copy": "梯度：完整副本",
-    "Master copy, own shard": "主参数：本地分片",
-    "Master copy, whole copy": "主参数：完整副本",
-    "Adam m and v, whole copy": "Adam 矩 m、v：完整副本",
-    "Momentum, own shard": "动量：本地分片",
-    "Momentum, whole copy": "动量：完整副本",
-    "calls": "次数",
-    "payload": "负载",
-    "sent": "发送",
-    "in group": "组内",
-    "across groups": "跨组",
-    # controls
-    "example": "例子",
-    "code": "实现",
-    "strategy": "策略",
-    "ranks": "rank 数",
-    "group": "分片组",
-    "precision": "精度",
-    "dtypes": "各精度",
-    "moments": "矩",
-    "bytes a parameter": "字节/参数",
-    "blocks/unit": "每单元块数",
-    "model": "模型",
-    "batch": "batch",
-    "sequence": "序列长度",
-    "gradient": "梯度",
-    "recompute": "重计算",
-    "together": "一起",
-    "offload": "卸载",
-    "accumulate": "累积",
-    "reduce": "归约",
-    "clip": "裁剪",
-    "gradient by": "梯度归约",
-    "prefetch": "预取",
-    "bucket": "桶",
-    "gradients": "梯度",
-    "keep whole": "保持完整",
-    "reduce in": "归约精度",
-    "reshard to": "重新分片到",
-    "parameters": "参数",
-    "gather ahead": "提前 gather",
-    "gathers": "gather 数",
-    "axis": "坐标轴",
-    "film axis": "步骤坐标轴",
-    "film of": "步骤所属",
-    "wire in": "通信单位",
-    "GPU": "GPU",
-    "labels": "标签",
-    # what they offer
-    "whole model": "整个模型",
-    "blocks": "块",
-    "layer": "层",
-    "as precision": "随精度",
-    "none": "无",
-    "in the last": "最后一次",
-    "in each": "每一次",
-    "as usual": "默认",
-    "off": "关",
-    "on": "开",
-    "to DDP's peak": "到 DDP 峰值",
-    "to the longest bar": "到最长的条",
-    "from zero": "从零起",
-    "from rest": "从静止起",
-    "bytes": "字节",
-    "elements": "元素",
-    "overlap reduction and compute": "归约与计算重叠",
-    # headings and buttons
-    "Who holds what": "谁持有什么",
-    "The whole step, op by op": "一步的全过程",
-    "What each rank sends": "每个 rank 发送什么",
-    "How the figures come about": "数字从何而来",
-    "What to cut first": "先减什么",
-    "Compare": "比较",
-    "Does it fit a GPU?": "放得下吗？",
-    "Take it away": "带走",
-    "Another model, or a recorded trace": "另一个模型，或录制的轨迹",
-    "Present": "演示",
-    "Predict first": "先猜后看",
-    "Run on cluster": "在集群上运行",
-    "Stop": "停止",
-    "Stop engines": "停止引擎",
-    "Undo": "撤销",
-    "Reset": "重置",
-    "rest": "静止",
-    "end": "结束",
-    "peak": "峰值",
-    "choose a question": "选择一个问题",
-    "map": "图",
-    "pinned": "已固定",
-    "file": "文件",
-    "guess": "猜",
-    "number": "数值",
-    "That is my guess": "这是我的猜测",
-    "Pin this state": "固定此状态",
-    "Go to it": "回到它",
-    "Unpin it": "取消固定",
-    "Download": "下载",
-}
+def _part(name: str, part: str) -> str | None:
+    """What a label is made of; None for what should be a label and is none."""
+    if name not in ("label", "what", "all") and not name.startswith("free_"):
+        return part
+    said = "、".join(map(_chinese, part.split(", "))) if name == "all" else _chinese(part)
+    is_label = said != part or part in CHINESE or _NAME.fullmatch(part)
+    return said if is_label or name not in ("label", "what") else None
+
+
+# ---- in HTML ----
+
+_PIECE = re.compile(r"<(?P<end>/?)(?P<tag>\w+)[^>]*>|(?P<text>[^<>]+)")
+_SENTENCES = frozenset(("p", "li", "dd", "pre", "sub", "style"))
+"""Elements in which there are no labels."""
+
+
+def say_html(html: str, say: Say) -> str:
+    """HTML with its labels put as `say` does: each text between two tags, but for what stands in sentences."""
+    return "".join(_said(html, say)) if say is not str else html
+
+
+def _said(html: str, say: Say) -> Iterator[str]:
+    within = 0
+    for found in _PIECE.finditer(html):
+        if found["tag"] in _SENTENCES:
+            within += -1 if found["end"] else 1
+        if found["text"] and not within:
+            yield escape(say(unescape(found["text"])))
+        else:
+            yield found[0]

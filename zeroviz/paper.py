@@ -7,7 +7,7 @@ x grows to the right and y downward, in points. Nothing here knows of traces or 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from html import escape
@@ -20,6 +20,7 @@ from matplotlib import font_manager
 from matplotlib.ft2font import LoadFlags
 
 from zeroviz.errors import ZerovizError
+from zeroviz.labels import Say as Say
 from zeroviz.style import FONT_POINTS, FONTS, INK, PAGE_INKS, PAPER, RC, TINTS
 
 if TYPE_CHECKING:
@@ -38,7 +39,6 @@ BACKING = 0.88
 _ANCHOR = {"start": "left", "middle": "center", "end": "right"}
 
 Points = Sequence[tuple[float, float]]
-Say = Callable[[str], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,10 @@ class Words:
     anchor: str = "start"
     color: str = INK
     is_backed: bool = False
+
+
+class Piece(str):
+    """A line of a text that has more of them: no label, even where it reads like one."""
 
 
 class Paper:
@@ -118,7 +122,7 @@ class Paper:
         self.add(Words(x, y, text, points, is_bold, anchor, color, is_backed))
 
     def wrapped(self, text: str, width: float, points: float = FONT_POINTS, *, is_bold: bool = False) -> list[str]:
-        """The text in lines of at most `width` points."""
+        """The text in lines of at most `width` points. Only a whole text can be a label, and be put as one."""
         lines, weight = [""], "bold" if is_bold else "normal"
         for word in text.split(" "):
             longer = f"{lines[-1]} {word}".strip()
@@ -126,7 +130,7 @@ class Paper:
                 lines.append(word)
             else:
                 lines[-1] = longer
-        return lines
+        return lines if len(lines) == 1 else [Piece(line) for line in lines]
 
     def svg(self, name: str, sentence: str, *, on_page: bool = False, say: Say = str) -> str:
         """One `<svg>` element of class `name`, as wide as its cell; `sentence` is what it says to a screen reader.
@@ -277,7 +281,7 @@ class _Pen:
         return f"{path}><title>{escape(shape.tip)}</title></path>" if shape.tip else f"{path}/>"
 
     def words(self, words: Words) -> str:
-        said = self._say(words.text)
+        said = words.text if isinstance(words.text, Piece) else self._say(words.text)
         size = "" if words.points == FONT_POINTS else f' font-size="{words.points:g}"'
         bold = ' font-weight="bold"' if words.is_bold else ""
         anchor = "" if words.anchor == "start" else f' text-anchor="{words.anchor}"'

@@ -8,12 +8,14 @@ gave out at its own peak: the same, what lies on the host, the backend's copies,
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
+from itertools import chain
 
 from zeroviz.category import CATEGORY_ORDER
 from zeroviz.causes import is_unexplained
-from zeroviz.compare import Comparison, Figure, LinkRow, MemoryRow, Moment, OpRow, WireRow, link_rows, where_text
+from zeroviz.compare import Comparison, Figure, MemoryRow, Moment, OpRow, WireRow, link_rows, where_text
+from zeroviz.rank_trace import alike
 from zeroviz.trace import Trace
 
 ONE_MEMORY = "host and device are one memory here"
@@ -69,25 +71,36 @@ class OpNote:
     place: str
 
 
-def alone(trace: Trace, groups: Iterable[Sequence[int]]) -> Comparison:
+def senders(trace: Trace) -> dict[int, tuple[int, ...]]:
+    """Ranks that send the same and copy the same, by the first of them."""
+    known: dict[tuple[int, int], list[range]] = {}
+    alike_in: dict[object, list[range]] = {}
+    for ranks, rank in alike(trace.ranks):
+        calls = id(rank.collectives), id(rank.transfers)
+        if calls not in known:
+            copies = tuple((row.direction, row.dtype, row.predicted) for row in link_rows(rank, rank))
+            known[calls] = alike_in.setdefault((rank.wire(), copies), [])
+        known[calls].append(ranks)
+    return {stretches[0].start: tuple(chain.from_iterable(stretches)) for stretches in alike_in.values()}
+
+
+def alone(trace: Trace, groups: Iterable[Sequence[int]], sending: Iterable[int] | None = None) -> Comparison:
     """A trace that has nothing beside it, in the rows of a comparison: what is measured is what is predicted.
 
-    groups: neighbours that hold alike; the first of each has rows for what it holds, the first and the last for what
-    they send. `compare` would find the same op by op and rank by rank, of which there may be very many.
+    groups: ranks that hold alike, of which the first has rows. sending: ranks that have rows for what they send, if not
+    the same. `compare` would find the same op by op and rank by rank, of which there may be very many.
     """
     memory: list[MemoryRow] = []
-    wire: list[WireRow] = []
-    link: list[LinkRow] = []
-    for group in groups:
-        rank = trace.ranks[group[0]]
+    firsts = [trace.ranks[group[0]] for group in groups]
+    for rank in firsts:
         rest = {category: nbytes for category, nbytes in rank.rest.items() if nbytes}
         for moment, held in ((Moment.REST, rest), (Moment.PEAK, rank.peak().by_category)):
             order = [category for category in CATEGORY_ORDER if category in held]
             memory += [MemoryRow(rank.rank, moment, c, held[c], held[c], "") for c in order]
             memory.append(MemoryRow(rank.rank, moment, None, sum(held.values()), sum(held.values()), ""))
-        ends = dict.fromkeys((group[0], group[-1]))
-        wire += [WireRow(end, total, total, "") for end in ends for total in rank.wire()]
-        link += [replace(row, rank=end) for end in ends for row in link_rows(rank, rank)]
+    ranks = firsts if sending is None else [trace.ranks[number] for number in sending]
+    wire = [WireRow(rank.rank, total, total, "") for rank in ranks for total in rank.wire()]
+    link = [row for rank in ranks for row in link_rows(rank, rank)]
     return Comparison(tuple(memory), tuple(wire), (), link=tuple(link))
 
 

@@ -44,12 +44,13 @@ class Column:
 @dataclass(frozen=True, slots=True)
 class Row:
     """One rank or, `is_folded`, all those between the ones drawn. group, shard: of hybrid_shard, the shard group, which
-    is a replica, and which shard of it the rank holds."""
+    is a replica, and which shard of it the rank holds. parts: of folded ranks, what each has of what is sharded."""
 
     ranks: range
     is_folded: bool = False
     group: int | None = None
     shard: int | None = None
+    parts: str = ""
 
     @property
     def rank_label(self) -> str:
@@ -162,8 +163,17 @@ def _rows(spec: RunSpec, rules: Rules, known: _Known) -> Iterator[Row]:
     first, last = (num_ranks, 0) if num_ranks <= MAX_ROWS else _drawn(spec, rules, known)
     yield from (_row(spec, rank) for rank in range(first))
     if first + last < num_ranks:
-        yield Row(range(first, num_ranks - last), is_folded=True)
+        yield Row(range(first, num_ranks - last), is_folded=True, parts=_parts(spec, first))
     yield from (_row(spec, rank) for rank in range(num_ranks - last, num_ranks))
+
+
+def _parts(spec: RunSpec, first: int) -> str:
+    """What the ranks from `first` on hold of what is sharded: a group that is drawn whole is the whole of it."""
+    if spec.num_replicas == 1 or not spec.strategy.replicates:
+        return "each its own part"
+    if first < spec.num_shards:
+        return "each its own part of its group"
+    return f"replicas of {f'ranks 0 to {spec.num_shards - 1:,}' if spec.num_shards > 1 else 'rank 0'}"
 
 
 def _drawn(spec: RunSpec, rules: Rules, known: _Known) -> tuple[int, int]:

@@ -42,7 +42,7 @@ from zeroviz.settings import BackwardPrefetch
 from zeroviz.spec import DType, Implementation, Offload, Optimizer, Precision, RunSpec, Strategy, UnitKind, Zero1Form
 from zeroviz.state_runs import Runs
 from zeroviz.timeline import Timeline, build_timeline, distinct_ranks
-from zeroviz.toggles import TOGGLES, applies, largest, settle, spec_of, toggles_of
+from zeroviz.toggles import TOGGLES, applies, chosen_after, coming_back, largest, settle, spec_of, toggles_of
 from zeroviz.trace import Origin
 from zeroviz.wire_scene import WireScene, build_wire_scene
 
@@ -116,9 +116,9 @@ class Explorer(Runs):
         backend, nothing can be run."""
         self._choosing = False
         self._before: list[dict[str, Any]] = []  # the toggles of earlier states
-        self._group: int | None = None  # the shard group that was chosen; ranks may not be divisible by it meanwhile
         super().__init__(backend, loop, model=PRESETS["tiny"])
         self.opening = self.toggles
+        self._chosen = chosen_after({}, self.toggles, {})  # of what others may overrule meanwhile
         self.predicted = predict(spec_of(self.toggles))
 
     # ---- the toggles ----
@@ -137,7 +137,7 @@ class Explorer(Runs):
 
     def _go_to(self, toggles: Mapping[str, Any], *, remembers: bool) -> bool:
         with self.lock:
-            wanted = {**self.toggles, "shard_ranks": self._group, **toggles}
+            wanted = {**self.toggles, **coming_back(self._chosen, self.toggles, toggles), **toggles}
             notes = settle(wanted, given=toggles)
             try:
                 predicted = predict(spec_of(wanted))
@@ -150,8 +150,7 @@ class Explorer(Runs):
                 for name, value in wanted.items():
                     setattr(self, name, value)
                 self.predicted = predicted
-                if "shard_ranks" in toggles or self._group is None:
-                    self._group = wanted["shard_ranks"]
+                self._chosen = chosen_after(self._chosen, wanted, toggles)
                 self.guess_nbytes = None
                 self.rank = min(self.rank, predicted.spec.ranks - 1)
                 self._show_run()
@@ -262,7 +261,7 @@ class Explorer(Runs):
             other._runs, other._unfinished = self._runs, self._unfinished
             if not other.choose(**self.toggles):
                 return None
-            other._group = self._group
+            other._chosen = self._chosen
             if not other.choose(**toggles):
                 return None
             for view in _SEEN_AS:

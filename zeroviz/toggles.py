@@ -107,6 +107,21 @@ def largest(name: str, spec: RunSpec) -> int:
     return MAX_ACCUMULATION if name == "accumulation" else spec.model.positions
 
 
+def coming_back(chosen: Mapping[str, Any], now: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Of what was `chosen` what others overrule `now` and may leave be once `given` is set: a shard group, which the
+    ranks may not be divisible by; and the units, of which a bare count has one, as soon as the model has blocks."""
+    has_blocks = not now["model"].layers and bool(given.get("model", now["model"]).layers)
+    names = ("shard_ranks", *(("unit", "blocks") if has_blocks else ()))
+    return {name: chosen[name] for name in names}
+
+
+def chosen_after(chosen: Mapping[str, Any], now: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """What counts as chosen once `given` was set and all toggles are as `now`: what was overruled stays."""
+    keeps_group = "shard_ranks" not in given and chosen.get("shard_ranks") is not None
+    names = (*(() if keeps_group else ("shard_ranks",)), *(("unit", "blocks") if now["model"].layers else ()))
+    return {**chosen, **{name: now[name] for name in names}}
+
+
 def settle(wanted: dict[str, Any], given: Mapping[str, Any]) -> list[str]:
     """Bring toggles that were not `given` in line with those that were; what changed, in sentences.
 

@@ -12,7 +12,7 @@ from zeroviz.category import Category
 from zeroviz.compare import UNEXPLAINED, compare
 from zeroviz.models import PRESETS
 from zeroviz.predict import predict
-from zeroviz.residuals import Held, Residual, alone, op_notes, residuals
+from zeroviz.residuals import Held, Residual, alone, op_notes, residuals, senders
 from zeroviz.spec import Offload, Precision, RunSpec, Strategy
 from zeroviz.tables_live import render_live
 from zeroviz.trace import AllocatorReading, Event, Origin, RankTrace, Trace
@@ -112,8 +112,9 @@ def test_a_trace_alone_has_the_rows_of_a_comparison_with_itself(offload: Offload
     trace = predict(spec_of(offload=offload, precision=Precision.BF16_MIXED))
     ours, theirs = alone(trace, [(rank,) for rank in range(3)]), compare(trace, trace)
     assert ours.memory == theirs.memory and ours.wire == theirs.wire
-    folded = alone(trace, [(0, 1, 2)])
-    assert {row.rank for row in folded.memory} == {0} and {row.rank for row in folded.wire} == {0, 2}
+    folded = alone(trace, [(0, 1, 2)], senders(trace))
+    assert {row.rank for row in folded.memory} == {row.rank for row in folded.wire} == {0}
+    assert senders(trace) == {0: (0, 1, 2)} and folded.link == alone(trace, [(0,)]).link
 
 
 def test_the_live_report_has_both_peaks_unexplained_lines_and_what_is_outside() -> None:

@@ -412,6 +412,26 @@ def test_groups_stand_in_the_rows_and_small_ones_are_not_torn() -> None:
     assert [row.group for row in many.rows] == [0, 0, 0, 1, 1, 1, None, 19, 19, 19]
 
 
+@pytest.mark.parametrize(
+    ("ranks", "group", "parts"),
+    [
+        (64, 8, "replicas of ranks 0 to 7"),
+        (60, 3, "replicas of ranks 0 to 2"),
+        (64, 16, "each its own part of its group"),
+        (64, 64, "each its own part"),
+        (64, 1, "replicas of rank 0"),
+    ],
+)
+def test_a_folded_row_tells_replicas_from_parts(ranks: int, group: int, parts: str) -> None:
+    """Rank n holds what rank n mod G does: that is drawn for all of a group, or it is not."""
+    fields = {"strategy": Strategy.HYBRID_SHARD, "ranks": ranks, "shard_ranks": group}
+    shard_map = map_of(**fields)
+    (folded,) = [row for row in shard_map.rows if row.is_folded]
+    assert folded.parts == parts
+    drawn = {row.ranks[0] for row in shard_map.rows if row.ranks[0] < folded.ranks[0]}
+    assert parts.startswith("replicas") == all(rank % group in drawn for rank in folded.ranks)
+
+
 @pytest.mark.parametrize(("impl", "strategy"), EVERY)
 def test_a_million_ranks_cost_what_sixty_four_do(impl: Implementation, strategy: Strategy) -> None:
     """The work follows the rows that are drawn: ten times fewer calls than there are ranks."""

@@ -148,6 +148,6 @@ def test_news_that_nobody_waits_for_comes_when_the_page_rests() -> None:
     assert not page.stage.has_due and "&quot;ranks&quot;: &quot;5&quot;" in page.news.value
     page.state.choose(ranks=6)
     assert not page.state.choose(seq=10**9)
-    assert "seq is 1000000000" in page.news.value and "&quot;ranks&quot;: &quot;6&quot;" in page.news.value
+    assert "sequence is 1000000000" in page.news.value and "&quot;ranks&quot;: &quot;6&quot;" in page.news.value
     page.state.choose(ranks=7)  # and the sentence goes at once
-    assert "seq is" not in page.news.value
+    assert "sequence is" not in page.news.value

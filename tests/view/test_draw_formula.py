@@ -11,14 +11,20 @@ import pytest
 
 from tests.every import settings_of
 from zeroviz.category import Category
-from zeroviz.derivation import build_formula
-from zeroviz.derivation_terms import LEVELS, Formula
+from zeroviz.collectives import CollectiveOp
+from zeroviz.derivation import WIRE, build_formula
+from zeroviz.derivation_terms import LEVELS, Formula, Term
 from zeroviz.draw_formula import CSS, WIDTH, formula_html, formula_text, paint_of
+from zeroviz.draw_wire import paper_of
+from zeroviz.examples import EXAMPLES
 from zeroviz.implementations import PAIRS
 from zeroviz.models import PRESETS, bare
+from zeroviz.notation import Num
+from zeroviz.paper import Shape
 from zeroviz.predict import predict
 from zeroviz.spec import Checkpointing, Implementation, Offload, Precision, RunSpec, Strategy, UnitPolicy
-from zeroviz.style import PAINT
+from zeroviz.state import Explorer
+from zeroviz.style import PAINT, WIRE_PAINT
 
 MAX_NBYTES = 60_000
 MINUS = "\N{MINUS SIGN}"
@@ -39,6 +45,14 @@ FORMULAS = {
     "recomputed": formula_of(checkpointing=Checkpointing(2), clip_norm=1.0, prefetch=1, async_reduce=True),
     **{impl.value: formula_of(impl=impl, strategy=PAIRS[impl][-1], ranks=3) for impl in PAIRS},
 }
+
+WIRES: list[dict[str, Any]] = [
+    {"strategy": Strategy.DDP, "clip_norm": 1.0},
+    {"strategy": Strategy.HYBRID_SHARD, "ranks": 6, "shard_ranks": 3, "precision": Precision.BF16_MIXED},
+    {"strategy": Strategy.ZERO1, "impl": Implementation.ZERO_REDUNDANCY, "ranks": 3},
+    {"impl": Implementation.MEGATRON, "strategy": PAIRS[Implementation.MEGATRON][-1], "ranks": 3},
+]
+"""Each collective there is, and ranks that do not divide what is sent."""
 
 
 def tree_of(formula: Formula) -> Element:
@@ -82,7 +96,8 @@ def test_every_term_can_be_pointed_at(name: str) -> None:
                 assert tuple(names) == term.categories
                 assert (drawn.get("tabindex"), drawn.get("title")) == ("0", term.tip)
                 assert drawn.get("role") == "img" and drawn.get("aria-label", "").endswith(term.tip)
-                assert all(PAINT[each].color in drawn.get("style", "") for each in names)
+                paints = [WIRE_PAINT[op] for op in term.ops] or [PAINT[each] for each in names]
+                assert all(paint.color in drawn.get("style", "") for paint in paints)
 
 
 def test_figures_stand_as_they_are() -> None:
@@ -104,11 +119,34 @@ def test_fractions_and_indices() -> None:
 
 def test_strokes_are_whole_at_rest_dashed_within_the_step_and_two_for_two() -> None:
     resting = frozenset({Category.MASTER_PARAM, Category.OPTIMIZER_STATE})
-    assert paint_of((Category.MASTER_PARAM,), resting).startswith("linear-gradient(")
-    assert paint_of((Category.ACTIVATION,), resting).startswith("repeating-linear-gradient(")
-    both = paint_of((Category.MASTER_PARAM, Category.OPTIMIZER_STATE), resting)
+
+    def stroke(*categories: Category, ops: tuple[CollectiveOp, ...] = ()) -> str:
+        return paint_of(Term(Num(1), categories, "", 1, ops), resting)
+
+    assert stroke(Category.MASTER_PARAM).startswith("linear-gradient(")
+    assert stroke(Category.ACTIVATION).startswith("repeating-linear-gradient(")
+    both = stroke(Category.MASTER_PARAM, Category.OPTIMIZER_STATE)
     assert PAINT[Category.MASTER_PARAM].color in both and PAINT[Category.OPTIMIZER_STATE].color in both
-    assert "transparent" in paint_of((), resting)
+    assert "transparent" in stroke()
+    # Nothing of the wire is held at rest, whatever it is drawn as there.
+    sent = stroke(Category.MASTER_PARAM, ops=(CollectiveOp.REDUCE_SCATTER,))
+    assert (
+        sent == f"repeating-linear-gradient(90deg,{WIRE_PAINT[CollectiveOp.REDUCE_SCATTER].color} 0 5px,#0000 5px 7px)"
+    )
+
+
+@pytest.mark.parametrize("toggles", [*EXAMPLES.values(), *WIRES], ids=str)
+def test_the_wire_has_the_colours_of_the_wire_picture(toggles: dict[str, Any]) -> None:
+    """Term by term: those of one line are the collectives of the picture, by one rule for both."""
+    state = Explorer()
+    assert state.choose(**toggles), state.error
+    line = next(line for line in state.formula().lines if line.name == WIRE)
+    picture = paper_of(state.wire())
+    painted = {shape.fill for shape in picture.shapes if isinstance(shape, Shape) and shape.hatch}
+    for expression in line.levels:
+        strokes = {paint_of(term, state.formula().resting) for term in expression.terms}
+        assert all(stroke.startswith("repeating-linear-gradient(90deg,#") for stroke in strokes), strokes
+        assert {stroke.partition("90deg,")[2][:7] for stroke in strokes} == painted
 
 
 @pytest.mark.parametrize("name", FORMULAS)

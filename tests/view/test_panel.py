@@ -27,6 +27,7 @@ from zeroviz.panel import ExplorerPanel, explorer, fit
 from zeroviz.panel.controls import UNSET
 from zeroviz.panel.tables import tables_html
 from zeroviz.predict import predict
+from zeroviz.residuals import senders
 from zeroviz.scene import build_scene
 from zeroviz.settings import SETTINGS, BackwardPrefetch
 from zeroviz.spec import DType, Implementation, Offload, Optimizer, Precision, RunSpec, Strategy, UnitKind, Zero1Form
@@ -300,6 +301,27 @@ def test_wire_figures_are_the_traces() -> None:
     assert "ranks 0-3" in html
 
 
+@pytest.mark.parametrize(
+    ("toggles", "words"),
+    [
+        ({"ranks": 64}, {"ranks 0-63"}),
+        ({"ranks": 65}, {"ranks 0-64"}),
+        ({"ranks": 64, "strategy": Strategy.HYBRID_SHARD, "shard_ranks": 8}, {"ranks 0-63"}),
+        ({"ranks": 64, "impl": Implementation.ZERO_REDUNDANCY, "strategy": Strategy.ZERO1}, None),
+    ],
+)
+def test_every_rank_sends_whether_or_not_the_pictures_draw_it(toggles: dict[str, Any], words: set[str] | None) -> None:
+    """Each rank is in one row of each of its collectives: the rows' ranks are those of the trace, and no others."""
+    predicted = predict(RunSpec(model=PRESETS["tiny"], **({"strategy": Strategy.ZERO3} | toggles)))
+    html = tables_html(build_scene(predicted), predicted, None)
+    wire = html.partition('class="zeroviz-wire"')[2]
+    assert words is None or set(re.findall(r"ranks? [\d, -]+", wire.partition("</table>")[0])) == words
+    whose = senders(predicted)
+    assert sorted(rank for ranks in whose.values() for rank in ranks) == [rank.rank for rank in predicted.ranks]
+    for first, ranks in whose.items():
+        assert all(predicted.ranks[rank].wire() == predicted.ranks[first].wire() for rank in ranks)
+
+
 def test_the_film_stands_open_under_the_bars_and_follows() -> None:
     page = panel()
     stage = page.stage
@@ -517,7 +539,7 @@ def test_the_map_alone_has_controls_and_runs_nothing() -> None:
     assert ">DDP, fp32: " in page.fit.picture.value
     page.controls.widget["prefetch"].max = 9
     page.controls.widget["prefetch"].value = 3  # which DDP has no use for
-    assert "prefetch is 3 with strategy ddp" in page.news.value and page.state.prefetch == 0
+    assert "prefetch is 3 with strategy DDP" in page.news.value and page.state.prefetch == 0
     with pytest.raises(RunError):
         page.state.run()
     with pytest.raises(SpecError, match="ranks is 0"):

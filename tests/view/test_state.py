@@ -560,3 +560,34 @@ def test_without_a_loop_it_predicts_and_refuses_to_run() -> None:
     with pytest.raises(RunError, match="notebook cell"):
         state.run()
     assert state.run_state is RunState.IDLE and state.choose(ranks=3)
+
+
+@pytest.mark.parametrize(("unit", "blocks"), [(UnitKind.BLOCK, 2), (UnitKind.LAYER, 1), (UnitKind.MODEL, 1)])
+def test_the_units_that_a_bare_count_overruled_come_back_with_a_model_that_has_blocks(
+    unit: UnitKind, blocks: int
+) -> None:
+    """Whatever is counted in between, and however the model comes; what is chosen with it stands."""
+    state = explorer()
+    state.choose(unit=unit, blocks=blocks)
+    assert state.take_in("7.5B") and state.unit is UnitKind.MODEL
+    assert state.take_in("8B") and state.unit is UnitKind.MODEL
+    assert state.beside(model=PRESETS["gpt2"]).unit is unit  # type: ignore[union-attr]
+    state.choose(ranks=8)
+    state.choose(model=PRESETS["gpt2"])
+    assert (state.unit, state.blocks) == (unit, blocks)
+    state.take_in("7.5B")
+    state.choose(model=PRESETS["gpt2"], unit=UnitKind.LAYER)
+    assert state.unit is UnitKind.LAYER
+    state.undo()
+    state.undo()
+    assert (state.unit, state.blocks) == (unit, blocks)
+
+
+def test_blocks_of_a_unit_that_a_smaller_model_has_not_do_not_come_back() -> None:
+    """A number that was cut to a model's blocks is not what was overruled, and stays cut."""
+    state = explorer()
+    state.choose(model=PRESETS["gpt2"], blocks=12)
+    state.choose(model=PRESETS["tiny"])
+    assert state.blocks == 3
+    state.choose(model=PRESETS["gpt2"])
+    assert state.blocks == 3

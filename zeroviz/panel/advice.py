@@ -16,6 +16,7 @@ import traitlets
 from zeroviz.changes import from_plain
 from zeroviz.draw_advice import advice_html
 from zeroviz.errors import ZerovizError
+from zeroviz.labels import say_html
 from zeroviz.state import Explorer
 
 HEADING = "What to cut first"
@@ -37,8 +38,8 @@ class AdviceSection(anywidget.AnyWidget):
         self.add_class("zeroviz-advice-section")
         self.on_msg(lambda _, message, __: self.pressed(str(message.get("toggles", ""))))
         self.observe(lambda _: self.draw(), "is_open")
-        state.observe(lambda _: self.draw(), ["predicted", "gpu"])
         state.observe(lambda _: setattr(self, "heading", state.say(HEADING)), "language")
+        state.observe(lambda _: self.draw(), ["predicted", "gpu", "language"])
 
     def draw(self) -> None:
         """Work the advice out anew, if it can be seen."""
@@ -46,7 +47,8 @@ class AdviceSection(anywidget.AnyWidget):
             return
         with self._state.lock:
             try:
-                self.html = advice_html(self._state.advice(), self._state.gpu, can_press=True)
+                html = advice_html(self._state.advice(), self._state.gpu, can_press=True)
+                self.html = say_html(html, self._state.say)
             except ZerovizError as error:
                 self.html = f'<p class="zeroviz-section-error">{escape(str(error))}</p>'
 

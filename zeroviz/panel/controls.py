@@ -35,6 +35,7 @@ Choices = tuple[tuple[str, Any], ...]
 _CLIPS: Choices = (("off", UNSET), ("0.1", 0.1), ("1", 1.0), ("10", 10.0))
 _CHOICES: dict[str, Choices] = {
     "unit": (("whole model", UnitKind.MODEL), ("block", UnitKind.BLOCK), ("layer", UnitKind.LAYER)),
+    "optimizer": tuple((kind.value if kind.runs else f"{kind.value}, arithmetic only", kind) for kind in Optimizer),
     "grad_dtype": (("as precision", UNSET), ("fp32", DType.FP32), ("bf16", DType.BF16)),
     "checkpointing": (("nothing", False), ("blocks", True)),
     "offload": tuple((place.value, place) for place in Offload),
@@ -46,7 +47,7 @@ _CHOICES: dict[str, Choices] = {
 }
 """Whose labels are said in the page's language; all others are names."""
 OVERLAP = "overlap reduction and compute"
-_DESCRIPTIONS = {
+DESCRIPTIONS = {
     "impl": ("code", "Whose code runs the step: our own, or a library's"),
     "strategy": ("strategy", "What is sharded: nothing, optimizer state, gradients too, parameters too"),
     "ranks": ("ranks", "Processes in the group, each with its own bars"),
@@ -115,7 +116,7 @@ class Controls:
             "blocks": widgets.IntSlider(min=1, max=1),
             "batch": widgets.SelectionSlider(options=BATCHES),
             "seq": widgets.SelectionSlider(options=SEQS),
-            "optimizer": widgets.Dropdown(options=[(_optimizer_words(kind), kind) for kind in Optimizer]),
+            "optimizer": widgets.Dropdown(options=_CHOICES["optimizer"]),
             "grad_dtype": _buttons(_CHOICES["grad_dtype"]),
             "checkpointing": _buttons(_CHOICES["checkpointing"]),
             "region": widgets.IntSlider(min=1, max=1),
@@ -139,7 +140,7 @@ class Controls:
         self.dtypes = DtypesApart(state)
         rows = []
         for name, control in self.widget.items():
-            label, tooltip = _DESCRIPTIONS[name]
+            label, tooltip = DESCRIPTIONS[name]
             control.tooltip = tooltip
             control.layout.width = "auto"
             if label:
@@ -162,7 +163,7 @@ class Controls:
             self._showing = True
             try:
                 for name, control in self.widget.items():
-                    control.description = self._state.say(_DESCRIPTIONS[name][0] or OVERLAP)
+                    control.description = self._state.say(DESCRIPTIONS[name][0] or OVERLAP)
                     if name in _CHOICES:
                         self._offer_choices(name, _CHOICES[name])
             finally:
@@ -270,7 +271,7 @@ def _setting_options(name: str, state: Explorer) -> Choices:
     """The library's default first; then what else there is, the present value included."""
     setting, value = SETTINGS[name], getattr(state, name)
     default = setting.defaults[state.impl]
-    usual = f"{_setting_words(default)}, {state.say('as usual')}" if default is not None else "as usual"
+    usual = f"{_setting_words(default)}, as usual" if default is not None else "as usual"
     if setting.kind is bool:
         others: Iterable[Any] = (True, False)
     elif setting.kind is int:
@@ -294,7 +295,7 @@ def gpu_control(state: Explorer) -> widgets.Combobox:
     control = widgets.Combobox(
         value=state.gpu, options=list(GPU_CAPACITY_NBYTES), description="GPU", continuous_update=False
     )
-    control.tooltip = _DESCRIPTIONS["gpu"][1]
+    control.tooltip = DESCRIPTIONS["gpu"][1]
     control.add_class("zeroviz-gpu")
 
     def ask(change: Any) -> None:
@@ -350,10 +351,6 @@ def _seqs(model: ModelShape) -> tuple[int, ...]:
     """Powers of two up to what the model has positions for, and that limit itself."""
     limit = model.positions if model.family is Family.GPT2 else min(model.positions, SEQS[-1])
     return (*(seq for seq in SEQS if seq < limit), limit)
-
-
-def _optimizer_words(optimizer: Optimizer) -> str:
-    return optimizer.value if optimizer.runs else f"{optimizer.value}, arithmetic only"
 
 
 def _impl_words(impl: Implementation) -> str:

@@ -33,7 +33,7 @@ class DtypesApart(widgets.Box):  # type: ignore[misc]  # ipywidgets ships no typ
         self.button.add_class("zeroviz-dtypes-button")
         self.sum = widgets.HTML()
         self.sum.add_class("zeroviz-dtypes-sum")
-        self.choice = {copy: widgets.Dropdown(options=_options(copy)) for copy in Copy}
+        self.choice = {copy: widgets.Dropdown(options=self._offered(_options(copy))) for copy in Copy}
         for copy, control in self.choice.items():
             control.tooltip = _TOOLTIPS[copy]
             control.layout.width = "auto"
@@ -70,9 +70,9 @@ class DtypesApart(widgets.Box):  # type: ignore[misc]  # ipywidgets ships no typ
             try:
                 for copy, dtype in dtypes_of(spec).items():
                     control, value = self.choice[copy], dtype.value if dtype else NONE
-                    options = _options(copy)
-                    if value not in options:  # moments of an optimizer that keeps none
-                        options = (value, *options)
+                    values = _options(copy)
+                    # Moments of an optimizer that keeps none.
+                    options = self._offered(values if value in values else (value, *values))
                     if tuple(control.options) != options:
                         with control.hold_sync():  # one message
                             control.options, control.value = options, value
@@ -86,7 +86,10 @@ class DtypesApart(widgets.Box):  # type: ignore[misc]  # ipywidgets ships no typ
     def words(self) -> dict[str, str]:
         """What each choice says on the page once the page has caught up with the Explorer."""
         dtypes = dtypes_of(self._state.spec)
-        return {_css_name(copy): dtype.value if dtype else NONE for copy, dtype in dtypes.items()}
+        return {_css_name(copy): self._state.say(dtype.value if dtype else NONE) for copy, dtype in dtypes.items()}
+
+    def _offered(self, values: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+        return tuple((self._state.say(value), value) for value in values)
 
     def _renamed(self) -> None:
         self._name()

@@ -10,7 +10,8 @@ from zeroviz.draw_heatmap import heatmap_svg
 from zeroviz.heatmap import Upward
 from zeroviz.panel.controls import VIEWS, Controls, gpu_control
 from zeroviz.panel.look import CSS
-from zeroviz.panel.section import Section
+from zeroviz.panel.refusal import page_words
+from zeroviz.panel.section import Choice, Section
 from zeroviz.state import Explorer
 
 
@@ -35,7 +36,7 @@ class FitPanel(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no types
     def _tell(self) -> None:
         state = self.state
         self.news.value = (
-            f'<div class="zeroviz-news"><div class="zeroviz-error">{escape(state.error)}</div>'
+            f'<div class="zeroviz-news"><div class="zeroviz-error">{escape(page_words(state.error))}</div>'
             f'<div class="zeroviz-notice">{escape(state.notice)}</div></div>'
         )
 
@@ -46,16 +47,19 @@ class FitSection(Section):
     def __init__(self, state: Explorer, *, is_open: bool = False, asks_gpu: bool = False) -> None:
         self._state = state
         self.gpu = gpu_control(state) if asks_gpu else None
-        self.upward = widgets.ToggleButtons(
-            options=[(f"ranks x {upward.value}", upward) for upward in Upward], description="map"
-        )
+        labels = [(f"ranks x {upward.value}", upward) for upward in Upward]
+        self.upward = widgets.ToggleButtons(options=labels, description="map")
+        self._upwards = Choice(self.upward, labels, lambda upward: setattr(state, "upward", upward))
         self.upward.tooltip = "What grows from bottom to top of the map"
         self.upward.add_class("zeroviz-upward")
         super().__init__(
             state, "fit", "Does it fit a GPU?", [*([self.gpu] if self.gpu else []), self.upward], is_open=is_open
         )
-        self.upward.observe(lambda change: setattr(state, "upward", change.new), "value")
         state.observe(lambda _: self.draw(), ["predicted", "gpu", "upward"])
+
+    def name_it(self) -> None:
+        super().name_it()
+        self._upwards.name_it(self._state.say)
 
     def draw(self) -> None:
         with self._state.lock:
@@ -63,4 +67,4 @@ class FitSection(Section):
             super().draw()
 
     def svg(self) -> str:
-        return heatmap_svg(self._state.heatmap(), on_page=True)
+        return heatmap_svg(self._state.heatmap(), on_page=True, say=self._state.say)

@@ -10,6 +10,7 @@ import ipywidgets as widgets  # type: ignore[import-untyped]
 from zeroviz.draw_guess import placed_guess
 from zeroviz.errors import ZerovizError
 from zeroviz.guess import Asked, Question, answer, build_question, parse_guess
+from zeroviz.panel.section import Choice
 from zeroviz.state import Explorer
 
 MAX_CHOICES = 4
@@ -23,9 +24,9 @@ class Guessing(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no types
         self._question: Question | None = None
         self.switch = widgets.ToggleButton(description="Predict first", tooltip="Guess before the numbers are shown")
         self.switch.add_class("zeroviz-predict-first")
-        self.asked = widgets.Dropdown(
-            options=[(asked.label, asked) for asked in Asked], value=state.asked, description="guess"
-        )
+        labels = [(asked.label, asked) for asked in Asked]
+        self.asked = widgets.Dropdown(options=labels, value=state.asked, description="guess")
+        self._figures = Choice(self.asked, labels, lambda asked: setattr(state, "asked", asked))
         self.asked.add_class("zeroviz-asked")
         self.words = widgets.HTML()
         self.choices = [widgets.Button() for _ in range(MAX_CHOICES)]
@@ -42,17 +43,17 @@ class Guessing(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no types
         super().__init__([])
         self.add_class("zeroviz-guess")
         self.switch.observe(lambda change: setattr(state, "guessing", change.new), "value")
-        self.asked.observe(lambda change: setattr(state, "asked", change.new), "value")
         for number, button in enumerate(self.choices):
             button.add_class(f"zeroviz-choice-{number}")
             button.on_click(lambda _, number=number: self._chosen(number))
         self.show_me.on_click(lambda _: self._typed())
-        state.observe(lambda _: self.draw(), ["guessing", "asked", "guess_nbytes", "predicted", "measured"])
+        state.observe(lambda _: self.draw(), ["guessing", "asked", "guess_nbytes", "predicted", "measured", "language"])
 
     def draw(self) -> None:
         """The question of this state or, once it was answered, the answer."""
         state = self._state
         with state.lock:
+            self._figures.name_it(state.say)
             self.switch.value, self.asked.value = state.guessing, state.asked
             if not state.guessing:
                 self.children = []
@@ -68,7 +69,7 @@ class Guessing(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no types
                 self._ask(self._question)
             else:
                 found = answer(self._question, state.guess_nbytes, state.measured)
-                self.result.value = placed_guess(found)["svg"]
+                self.result.value = placed_guess(found, state.say)["svg"]
                 self.children = [self.asked, self.result]
 
     @property

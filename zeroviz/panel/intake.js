@@ -37,12 +37,12 @@ function render({ model, el }) {
   const field = element("textarea", "zeroviz-intake-text", body, { rows: 3, spellcheck: "false" });
   const row = element("div", "zeroviz-intake-row", body);
   const use = element("button", "zeroviz-step", row, { type: "button" });
-  use.textContent = "Use it";
   const picker = element("input", "zeroviz-intake-file", row, { type: "file", accept: ".json" });
   const words = () => {
     field.placeholder = model.get("hint");
     field.setAttribute("aria-label", model.get("hint"));
     picker.setAttribute("aria-label", "a config.json or a trace from this computer");
+    use.textContent = model.get("use");
     say();
   };
   words();
@@ -60,7 +60,7 @@ function render({ model, el }) {
   });
   const emptied = () => (field.value = "");
   model.on("change:taken", emptied);
-  model.on("change:heading change:hint", words);
+  model.on("change:heading change:hint change:use", words);
 
   // The page is there only after this view is in it.
   const drops = new AbortController();
@@ -84,7 +84,7 @@ function render({ model, el }) {
   return () => {
     drops.abort();
     model.off("change:taken", emptied);
-    model.off("change:heading change:hint", words);
+    model.off("change:heading change:hint change:use", words);
   };
 }
 

@@ -18,6 +18,7 @@ from zeroviz.state import Explorer
 MAX_DROPPED_NBYTES = 64 * 10**6
 PIECE_LETTERS = 2**20
 HEADING = "Another model, or a recorded trace"
+USE = "Use it"
 
 
 class Intake(anywidget.AnyWidget):
@@ -26,6 +27,7 @@ class Intake(anywidget.AnyWidget):
     _esm = Path(__file__).with_name("intake.js")
 
     heading = traitlets.Unicode(HEADING).tag(sync=True)
+    use = traitlets.Unicode(USE).tag(sync=True)
     hint = traitlets.Unicode("A config.json, a number such as 7.5B, or the path of a config or a trace").tag(sync=True)
     most_nbytes = traitlets.Int(MAX_DROPPED_NBYTES).tag(sync=True)
     piece_letters = traitlets.Int(PIECE_LETTERS).tag(sync=True)
@@ -38,7 +40,10 @@ class Intake(anywidget.AnyWidget):
         super().__init__()
         self.on_msg(self._told)
         self.add_class("zeroviz-intake")
-        state.observe(lambda _: setattr(self, "heading", state.say(HEADING)), "language")
+        state.observe(lambda _: self._name(), "language")
+
+    def _name(self) -> None:
+        self.heading, self.use = self._state.say(HEADING), self._state.say(USE)
 
     def _told(self, _: Any, message: dict[str, Any], buffers: Any) -> None:
         """One piece of a text, or of a file that is too large how large it is."""

@@ -16,6 +16,7 @@ from zeroviz.panel.guessing import Guessing
 from zeroviz.panel.intake import Intake
 from zeroviz.panel.look import CSS
 from zeroviz.panel.pinned import Pinned
+from zeroviz.panel.refusal import page_words
 from zeroviz.panel.shortcuts import Shortcuts
 from zeroviz.panel.stage import Stage
 from zeroviz.panel.tables import tables_html
@@ -94,7 +95,9 @@ class ExplorerPanel(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no 
             scene = state.scene()
 
             def draw_rest() -> None:
-                self.tables.value = tables_html(scene, state.predicted, state.measured, earlier=state.earlier)
+                self.tables.value = tables_html(
+                    scene, state.predicted, state.measured, earlier=state.earlier, say=state.say
+                )
                 if self._news_due:
                     self._put_news()
 
@@ -127,7 +130,7 @@ class ExplorerPanel(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no 
             f'<div class="zeroviz-news" data-state="{state.run_state.value}" '
             f'data-controls="{escape(json.dumps(self.controls.words()))}">'
             f'<div class="zeroviz-progress">{escape(state.message)}</div>'
-            f'<div class="zeroviz-error">{escape(state.error)}</div>'
+            f'<div class="zeroviz-error">{escape(page_words(state.error))}</div>'
             f'<div class="zeroviz-notice">{escape(said)}</div></div>'
         )
 

@@ -12,7 +12,7 @@ from zeroviz.draw_timeline import placed_timeline
 from zeroviz.draw_wire import placed_wire
 from zeroviz.errors import ZerovizError
 from zeroviz.film import Film, build_film
-from zeroviz.paper import Say
+from zeroviz.labels import Say
 from zeroviz.scene import Scene
 from zeroviz.shard_map import build_shard_map
 from zeroviz.state import Explorer
@@ -37,7 +37,7 @@ def picture(name: str, state: Explorer, scene: Scene, aspect: float = 0.0) -> di
     if name == "wire":
         return {name: placed_wire(state.wire(), say)}
     if name == "formula":
-        return {name: {"svg": formula_html(state.formula())}}
+        return {name: {"svg": formula_html(state.formula(), say)}}
     try:
         film = build_film(state.predicted, state.rank)
     except ZerovizError:  # too long a step: it is still a timeline

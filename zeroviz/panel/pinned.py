@@ -7,6 +7,7 @@ from html import escape
 import ipywidgets as widgets  # type: ignore[import-untyped]
 
 from zeroviz.draw import svg_text
+from zeroviz.labels import say_html
 from zeroviz.panel.section import Section
 from zeroviz.pins import Comparison, Figures
 from zeroviz.quantity import format_nbytes
@@ -42,7 +43,13 @@ class Pinned(Section):
         if comparison is None:
             one = "One state is pinned, and it is this one. Change something, and both stand here on one axis."
             return f'<p class="zeroviz-hint">{one if self._state.pins else NOTHING}</p>'
-        return svg_text(comparison.scene, "zeroviz-compared", on_page=True) + differences_html(comparison)
+        say = self._state.say
+        bars = svg_text(comparison.scene, "zeroviz-compared", on_page=True, say=say)
+        return bars + say_html(differences_html(comparison), say)
+
+    def name_it(self) -> None:
+        super().name_it()
+        self._offer()
 
     def _pinned(self) -> None:
         if self._state.pin():
@@ -53,7 +60,8 @@ class Pinned(Section):
         specs = [pin.predicted.spec for pin in pins]
         names = names_of(specs) if len(specs) > 1 else ["the pinned state"] * len(specs)
         before = self.which.value
-        self.which.options = [(name, number) for number, name in enumerate(names)] or [("no pins", -1)]
+        offered = [(self._state.say(name), number) for number, name in enumerate(names)]
+        self.which.options = offered or [(self._state.say("no pins"), -1)]
         if before in range(len(pins)):
             self.which.value = before
         self.go.disabled = self.unpin.disabled = self.which.disabled = not pins

@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
 
 import ipywidgets as widgets  # type: ignore[import-untyped]
 
 from zeroviz.errors import ZerovizError
+from zeroviz.labels import Say
 from zeroviz.state import Explorer
+
+
+class Choice:
+    """What a widget is chosen among, in the page's language. Called otherwise, the same value stays chosen: `chosen` is
+    called for a choice of the reader's alone."""
+
+    def __init__(self, widget: Any, labels: Sequence[tuple[str, Any]], chosen: Callable[[Any], None]) -> None:
+        self._widget, self._labels, self._chosen, self._naming = widget, labels, chosen, False
+        widget.observe(self._moved, "value")
+
+    def name_it(self, say: Say) -> None:
+        """Call all that is offered by its label."""
+        said = tuple((say(label), value) for label, value in self._labels)
+        if self._widget.options != said:
+            value, self._naming = self._widget.value, True
+            self._widget.options = said
+            self._widget.value, self._naming = value, False
+
+    def _moved(self, change: Any) -> None:
+        if not self._naming:
+            self._chosen(change.new)
 
 
 class Section(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no types
@@ -28,7 +50,7 @@ class Section(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no types
         self.add_class(f"zeroviz-{name}-section")
         self.button.observe(lambda _: self._toggled(), "value")
         self._toggled()
-        state.observe(lambda _: self.name_it(), "language")
+        state.observe(lambda _: self._renamed(), "language")
 
     @property
     def is_open(self) -> bool:
@@ -50,6 +72,10 @@ class Section(widgets.VBox):  # type: ignore[misc]  # ipywidgets ships no types
             self.picture.value = self.svg()
         except ZerovizError as error:
             self.picture.value = f'<p class="zeroviz-section-error">{escape(str(error))}</p>'
+
+    def _renamed(self) -> None:
+        self.name_it()
+        self.draw()
 
     def _toggled(self) -> None:
         self.name_it()

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from html import escape
 
 from zeroviz.compare import Comparison, LinkRow, Moment, WireRow, compare, outside_words
-from zeroviz.panel.cells import cause_cell, cause_head, difference, figures, signed, source_heads, table
+from zeroviz.labels import Say, say_html
+from zeroviz.panel.cells import Ranks, cause_cell, cause_head, difference, figures, signed, source_heads, table
 from zeroviz.panel.memory import memory_table
-from zeroviz.residuals import alone, op_notes
+from zeroviz.residuals import alone, op_notes, senders
 from zeroviz.scene import Scene
 from zeroviz.style import PAINT
 from zeroviz.trace import Trace
 from zeroviz.wording import ranks_words
 
 MAX_ASIDES = 6
+Whose = Mapping[int, Ranks]
+"""The ranks that a row stands for, by the one that it is of; of a rank that is not here, itself."""
 _HEADS = {
     Moment.REST: "At rest",
     Moment.PEAK: "At the peak, as on NCCL",
@@ -21,16 +25,20 @@ _HEADS = {
 }
 
 
-def tables_html(scene: Scene, predicted: Trace, measured: Trace | None, *, earlier: bool = False) -> str:
+def tables_html(
+    scene: Scene, predicted: Trace, measured: Trace | None, *, earlier: bool = False, say: Say = str
+) -> str:
     """Every table that the traces can fill. Without a run there is nothing to compare.
 
-    Ranks come in the groups of the picture. earlier: `measured` is not of the last run, which failed.
+    Ranks come in the groups of the picture. earlier: `measured` is not of the last run, which failed. say: what each
+    label is put as.
     """
     ran = measured is not None
     groups = list(dict.fromkeys(row.ranks for row in scene.rows))
-    comparison = compare(predicted, measured) if measured is not None else alone(predicted, groups)
+    whose = {} if ran else senders(predicted)
+    comparison = compare(predicted, measured) if measured is not None else alone(predicted, groups, whose)
     parts = [memory_table(comparison, groups, measured or predicted, ran=ran)]
-    parts += [_wire(comparison, ran), _link(comparison, ran)]
+    parts += [_wire(comparison, whose, ran), _link(comparison, whose, ran)]
     if measured is None:
         parts.append("<p>Not run yet: press Run on cluster to see measured bytes beside these.</p>")
     else:
@@ -42,7 +50,7 @@ def tables_html(scene: Scene, predicted: Trace, measured: Trace | None, *, earli
             _losses(measured),
             _environment(measured),
         ]
-    return f'<div class="zeroviz-tables">{"".join(parts)}</div>'
+    return say_html(f'<div class="zeroviz-tables">{"".join(parts)}</div>', say)
 
 
 def _summary(comparison: Comparison, earlier: bool) -> str:
@@ -98,14 +106,14 @@ def _asides(comparison: Comparison) -> list[str]:
     return asides
 
 
-def _wire(comparison: Comparison, ran: bool) -> str:
+def _wire(comparison: Comparison, whose: Whose, ran: bool) -> str:
     alike: dict[tuple[object, ...], list[WireRow]] = {}
     for row in comparison.wire:
         alike.setdefault((row.predicted, row.measured, row.cause), []).append(row)
     body = []
     for rows in alike.values():
         row = rows[0]
-        ranks = tuple(each.rank for each in rows)
+        ranks = _ranks_of(rows, whose)
         lines = (
             ("calls", row.predicted.count, row.measured.count, ""),
             ("payload, the whole array", row.predicted.payload_nbytes, row.measured.payload_nbytes, " B"),
@@ -126,7 +134,12 @@ def _wire(comparison: Comparison, ran: bool) -> str:
     return table("What each rank sends in one step", "wire", head, body)
 
 
-def _link(comparison: Comparison, ran: bool) -> str:
+def _ranks_of(rows: Sequence[WireRow] | Sequence[LinkRow], whose: Whose) -> Ranks:
+    """All that the rows are of: a row's own rank, or those that it stands for."""
+    return tuple(sorted(rank for row in rows for rank in whose.get(row.rank, (row.rank,))))
+
+
+def _link(comparison: Comparison, whose: Whose, ran: bool) -> str:
     """What offloading copies; nothing where nothing is offloaded."""
     alike: dict[tuple[object, ...], list[LinkRow]] = {}
     for row in comparison.link:
@@ -134,7 +147,7 @@ def _link(comparison: Comparison, ran: bool) -> str:
     body = []
     for rows in alike.values():
         row = rows[0]
-        ranks = tuple(each.rank for each in rows)
+        ranks = _ranks_of(rows, whose)
         lines = (
             ("copies", row.predicted.count, row.measured.count, ""),
             ("copied", row.predicted.nbytes, row.measured.nbytes, " B"),

@@ -15,7 +15,7 @@ import ipywidgets as widgets  # type: ignore[import-untyped]
 from zeroviz import draw, draw_shard_map, draw_timeline, draw_wire
 from zeroviz.command import command_line
 from zeroviz.export import Format, export
-from zeroviz.panel.section import Section
+from zeroviz.panel.section import Choice, Section
 from zeroviz.panel.stage import Stage
 from zeroviz.paper import FILE_FORMATS, Paper
 from zeroviz.shard_map import build_shard_map
@@ -53,13 +53,19 @@ class TakeAway(Section):
     def __init__(self, state: Explorer, stage: Stage) -> None:
         self._state, self._stage = state, stage
         self.files: dict[str, Callable[[], File]] = {**_pictures(state), **_texts(state)}
-        self.what = widgets.Dropdown(options=list(self.files), description="file")
+        labels = [(name, name) for name in self.files]
+        self.what = widgets.Dropdown(options=labels, description="file")
+        self._names = Choice(self.what, labels, lambda _: None)
         self.what.add_class("zeroviz-file")
         self.download = widgets.Button(description="Download", tooltip="Make this file and let the browser save it")
         self.download.add_class("zeroviz-download")
         super().__init__(state, "take", "Take it away", [self.what, self.download], is_open=False)
         self.download.on_click(lambda _: stage.hand_over(*self.files[self.what.value]()))
         state.observe(lambda _: self.draw(), ["predicted"])
+
+    def name_it(self) -> None:
+        super().name_it()
+        self._names.name_it(self._state.say)
 
     def svg(self) -> str:
         """No picture: the state as Python, and as a command."""
