@@ -83,7 +83,7 @@ def test_what_a_code_has_not_got_is_said_and_the_choice_goes_back(explorer: Expl
     asides = explorer.control("dtypes-asides")
     wait_until(explorer, lambda: "fp32 at rest, gathered and computed with in bf16" in asides.inner_text())
     choose(explorer, "master", "fp32")
-    wait_until(explorer, lambda: "master is fp32 with impl fsdp2" in explorer.error())
+    wait_until(explorer, lambda: "master is fp32 with code fsdp2" in explorer.error())
     master = explorer.control("dtype-master").locator("select")
     wait_until(explorer, lambda: master.input_value() == "none")
     assert_shows(explorer, cells, "4 + 4 + 0 + 8 = 16 bytes a parameter")
