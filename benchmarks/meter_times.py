@@ -27,7 +27,7 @@ import torch
 
 from cluster.meter import Meter
 from cluster.own.step import Executor
-from cluster.rank import RankJob, _set_imports_aside, joined_group
+from cluster.rank import RankJob, joined_group, set_imports_aside
 from zeroviz.models import PRESETS
 from zeroviz.spec import Precision, RunSpec, Strategy
 
@@ -56,7 +56,7 @@ DEFAULT_ROUNDS = 15
 def measure(job: RankJob, num_rounds: int) -> tuple[list[tuple[float, float, float]], int]:
     """(unmetered, metered in the step, metered all in) in seconds, a round each; and the events of a metered step."""
     torch.set_num_threads(1)
-    _set_imports_aside()  # as on the engines
+    set_imports_aside()  # as on the engines
     device = torch.device("cpu")
     rounds = []
     with joined_group(job) as comm:

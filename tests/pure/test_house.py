@@ -72,6 +72,32 @@ def test_zeroviz_imports_downwards_only(path: Path) -> None:
             assert package in VIEW_PACKAGES, dotted
 
 
+@pytest.mark.parametrize("path", [*modules("benchmarks"), *modules("docs")], ids=name)
+def test_what_a_script_imports_from_here_is_there(path: Path) -> None:
+    """Scripts run when somebody wants their figures; no other test imports them, and mypy does not read them."""
+    for dotted, _ in imports(path):
+        package, *parts = dotted.split(".")
+        if package not in ("zeroviz", "cluster", "tests"):
+            continue
+        folder = ROOT.joinpath(package, *parts[:-1])
+        if (folder / parts[-1]).is_dir() or (folder / f"{parts[-1]}.py").exists():
+            continue
+        module = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
+        assert parts[-1] in names_in(module), dotted
+
+
+def names_in(module: Path) -> set[str]:
+    """What stands in a module at its top, imports included."""
+    found: set[str] = set()
+    for node in ast.parse(module.read_text()).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            found |= {alias.asname or alias.name for alias in node.names}
+        found |= {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
+    return found
+
+
 @pytest.mark.parametrize("path", modules("cluster"), ids=name)
 def test_cluster_imports_no_pictures(path: Path) -> None:
     for dotted, _ in imports(path):
