@@ -140,6 +140,8 @@ class Measured:
     def slide(self) -> dict[str, float]:
         """Milliseconds of a move of the slider, by what is waited for."""
         handle = self.root.locator(".zeroviz-ranks .noUi-handle")
+        handle.focus()  # which may scroll the page: a move begins on one that has come to rest
+        self.page.wait_for_timeout(SETTLE_MS[self.name])
         start, marks = self.move(handle, "ArrowRight")
         # That what is one step ahead has come shows nothing.
         last = max(mark["painted"] for mark in marks if mark["seen"] != ["data-ahead"]) - start
