@@ -18,7 +18,7 @@ from cluster.chain import Chain, Link
 from cluster.collectives import SETTLED_RANGE
 from cluster.event_tree import AT_RANGE, HOST_RANGE, OP_RANGE, TAG_RANGE, Place, Tag, read
 from cluster.recording import Held, Recording
-from cluster.settle import Settling
+from cluster.settle import Settling, workers_rest
 from zeroviz.schedule import OpKind
 from zeroviz.trace import Category, Event
 
@@ -54,6 +54,7 @@ class EventRecorder:
                 live = settling.counter()
             with record_function(f"{SETTLED_RANGE}{live}"):
                 pass
+            settling.until(workers_rest)
 
     def _remember(self, rest: Held) -> None:
         """Note the addresses of what is held. No tensor stays in a variable here while the step runs."""

@@ -3,12 +3,18 @@
 gloo's worker thread drops its last reference to a copy up to a millisecond after the wait for its result is over. The
 copy would then stand beside whatever the next op allocates, in some steps and not in others. A metered step waits that
 out, says how often and how long, and never longer than a bound. An unmetered step does not wait.
+
+[Note: a late end] gloo marks a collective's future as done before it tells the profiler that the collective has ended.
+Who waits for the work itself, as our own code does, is told after that; DistributedDataParallel waits for the future. A
+profiler that has stopped in between has freed the event whose end is then written: a time in the middle of something
+else, and sooner or later a process that crashes. So a metered step ends when gloo's workers are at rest.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -21,6 +27,23 @@ _GPU_BOUND_NS = 100_000_000
 # Short against the fraction of a millisecond that the backend's thread takes, and it lets that thread run.
 _PAUSE_S = 0.00002
 _LET_IN_S = 0.0005
+
+
+_TASKS = Path("/proc/self/task")
+_WORKER = "(pt_gloo_runloop)"
+
+
+def workers_rest() -> bool:
+    """Whether none of gloo's workers runs, or could: each sleeps. See [Note: a late end]. Linux alone says so."""
+    for task in _TASKS.iterdir() if _TASKS.is_dir() else ():
+        try:
+            stat = (task / "stat").read_text()
+        except OSError:  # it has just ended
+            continue
+        _, name, state = stat.partition(_WORKER)
+        if name and state.split()[0] == "R":
+            return False
+    return True
 
 
 class Settling:

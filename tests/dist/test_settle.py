@@ -8,7 +8,7 @@ import torch
 from cluster.meter import Meter
 from cluster.own.step import Executor
 from cluster.rank import RankJob, joined_group
-from cluster.settle import Settling
+from cluster.settle import Settling, workers_rest
 from tests.dist.ranks import RankPool
 from zeroviz.models import PRESETS
 from zeroviz.spec import RunSpec, Strategy
@@ -32,6 +32,24 @@ def test_what_never_goes_is_given_up_and_counted() -> None:
     settling = Settling(lambda: 150, bound_ns=1_000_000)
     assert settling.down_to(100) is None
     assert (settling.num_late, settling.num_given_up) == (1, 1)
+
+
+def seen_at_work(job: RankJob) -> tuple[bool, bool]:
+    """Whether gloo's workers were seen running while they reduced, and at rest when all was over."""
+    tensor = torch.ones(20_000_000)
+    with joined_group(job):
+        work = torch.distributed.all_reduce(tensor, async_op=True)
+        was_running = False
+        while not work.is_completed():
+            was_running |= not workers_rest()
+        work.wait()
+        return was_running, Settling(lambda: 0).until(workers_rest)
+
+
+def test_gloos_workers_are_seen_at_work_and_at_rest(rank_pool: RankPool) -> None:
+    """A profiler that stops while one of them runs may be written to later."""
+    spec = RunSpec(model=PRESETS["tiny"], ranks=2)
+    assert rank_pool.run(seen_at_work, spec) == [(True, True)] * 2
 
 
 class Counting:
