@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
+from cluster.engine import give_back
 from cluster.rank import check_precision, run_rank
 from tests.dist.ranks import RankPool
 from tests.every import exists, settings_of
@@ -141,3 +143,23 @@ def test_overlap_costs_bytes_and_they_are_seen(rank_pool: RankPool) -> None:
     assert most_gathered() == root + block
     assert most_gathered(prefetch=1) == root + 2 * block
     assert most_gathered(prefetch=9) == root + 3 * block
+
+
+def test_what_is_freed_goes_back_to_the_machine() -> None:
+    """100 tensors of 4 MB, each with a smaller one after it that stays: the heap keeps their pages when they are gone.
+
+    A larger one freed before lets glibc take such blocks from its heap and not from the system, as in a run.
+    """
+    process = psutil.Process()
+    torch.ones(7_000_000)
+    before = process.memory_info().rss
+    large, small = [], []
+    for _ in range(100):
+        large.append(torch.ones(1_000_000))
+        small.append(torch.ones(40_000))
+    held = process.memory_info().rss - before
+    del large
+    assert process.memory_info().rss - before > held / 2
+    give_back()
+    assert process.memory_info().rss - before < held / 4
+    assert len(small) == 100
