@@ -64,7 +64,11 @@ def add_spec_options(parser: argparse.ArgumentParser) -> None:
     option("--clip-norm", "X", "scale the mean gradient down where its norm exceeds this (default: it is left alone)")
     option("--reshard-after-forward", "BOOL", "true frees a unit after its forward; false is shard_grad_op")
     option("--prefetch", "K", "units gathered ahead of the one in use, where parameters are sharded (default 0)")
-    option("--async-reduce", "BOOL", "reduce a unit's gradient during the next backward (default false)")
+    option(
+        "--async-reduce",
+        "BOOL",
+        "reduce a unit during the next backward, gather it during the next update (default false)",
+    )
     option("--zero1-form", "F", f"{_values(Zero1Form)}; zero1 only (default reduce-scatter)")
     option("--steps", "K", "training steps of a live run, at least 2 (default 3)")
     option("--seed", "K", "seed of a live run's weights and data (default 0)")

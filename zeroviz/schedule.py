@@ -306,7 +306,8 @@ def _spans(uses: list[Use]) -> list[Span]:
 
 def _optimizer_pass(spec: RunSpec, plan: Plan) -> list[Op]:
     """Unit by unit, each slice by slice, so that temporaries are one slice's; then the updated parameters travel, where
-    they are whole on every rank and updated in shards. Gradients are clipped before, for their norm is that of all."""
+    they are whole on every rank and updated in shards. Gradients are clipped before, for their norm is that of all.
+    With `async_reduce` a unit's parameters travel while the next unit is updated, one unit's at a time."""
     ops: list[Op] = []
     step = OpKind.HOST_STEP if spec.offload.moves_optimizer else OpKind.OPTIMIZER_STEP
     together = spec.optimizer.steps_together
@@ -314,10 +315,15 @@ def _optimizer_pass(spec: RunSpec, plan: Plan) -> list[Op]:
         ops.append(Op(OpKind.CLIP_GRAD, Phase.OPTIMIZER))
     if together:
         ops.append(Op(step, Phase.OPTIMIZER))
+    syncing: list[Op] = []  # the wait that is due
     for unit in (None,) if spec.strategy.has_whole_buffer else range(len(plan.units)):
         if not together:
             ops.append(Op(step, Phase.OPTIMIZER, unit))
         if spec.strategy.syncs_param:
+            ops += syncing
             ops.append(Op(OpKind.SYNC_PARAM, Phase.OPTIMIZER, unit))
-            ops.append(Op(OpKind.WAIT_SYNC, Phase.OPTIMIZER, unit))
-    return ops
+            syncing = [Op(OpKind.WAIT_SYNC, Phase.OPTIMIZER, unit)]
+            if not spec.async_reduce:
+                ops += syncing
+                syncing = []
+    return ops + syncing

@@ -77,7 +77,8 @@ class RunSpec:
     batch: sequences on each rank. seq: tokens in a sequence.
     shard_ranks: ranks of a shard group, G, of hybrid_shard: neighbouring ranks, N/G groups; None otherwise.
     prefetch: how many units ZeRO-3 gathers ahead of the one in use; 0 gathers each when it is needed.
-    async_reduce: let a unit's gradient reduction overlap the backward of the unit before it.
+    async_reduce: let a unit's gradient reduction overlap the backward of the unit before it, and the gather of its
+        updated parameters, where they travel, the update of the unit after it.
     optimizer: what updates the parameters. grad_dtype: of the gradient, instead of the precision's own.
     checkpointing: which blocks are recomputed in backward. offload: which states lie in the host's memory.
     accumulation: micro-batches a step, each of `batch` sequences. no_sync: reduce gradients in the last micro-batch

@@ -146,6 +146,31 @@ def test_async_reduce_keeps_one_reduction_in_flight(spec: RunSpec, strategy: Str
     assert overlapped > 0
 
 
+@pytest.mark.parametrize("strategy", [strategy for strategy in OVERLAPPING if strategy.syncs_param])
+@pytest.mark.parametrize("async_reduce", [False, True])
+def test_updated_parameters_travel_while_the_next_unit_is_updated(async_reduce: bool, strategy: Strategy) -> None:
+    """Each unit's gather follows its update, one is under way at most, and all are over with the step."""
+    ops = schedule(replace(UNTIED, strategy=strategy, async_reduce=async_reduce))
+    syncs = [op.kind in (OpKind.SYNC_PARAM, OpKind.WAIT_SYNC) for op in ops]
+    under_way: list[int | None] = []
+    updated: set[int | None] = set()
+    most = overlapped = 0
+    for op in ops:
+        if op.kind is OpKind.OPTIMIZER_STEP:
+            updated.add(op.unit)
+            overlapped += len(under_way)
+        elif op.kind is OpKind.SYNC_PARAM:
+            assert op.unit in updated
+            under_way.append(op.unit)
+        elif op.kind is OpKind.WAIT_SYNC:
+            under_way.remove(op.unit)
+        most = max(most, len(under_way))
+    num_units = len(updated)
+    assert sum(syncs) == 2 * num_units > 2
+    assert (most, under_way) == (1, [])
+    assert overlapped == (num_units - 1 if async_reduce else 0)
+
+
 @pytest.mark.parametrize("strategy", [Strategy.ZERO2, Strategy.ZERO3, Strategy.HYBRID_SHARD])
 def test_async_reduce_holds_two_full_gradients_at_most(strategy: Strategy) -> None:
     """The unit in backward and the one whose reduction is under way: the price of the overlap."""

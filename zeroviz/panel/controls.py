@@ -68,7 +68,10 @@ DESCRIPTIONS = {
     "clip_norm": ("clip", "Scale the gradient down where its norm over all parameters exceeds this"),
     "zero1_form": ("gradient by", "How ZeRO-1 brings the gradient to its owner; for ZeRO-1"),
     "prefetch": ("prefetch", "Units gathered ahead of the one in use; where parameters are sharded"),
-    "async_reduce": ("", "Let a unit's gradient reduction overlap the next unit's backward"),
+    "async_reduce": (
+        "",
+        "Reduce a unit's gradient during the next backward, gather updated parameters during the next update",
+    ),
     "bucket_nbytes": ("bucket", "Bytes of a gradient bucket"),
     "bucket_view": ("gradients", "Gradients beside their buckets, or views into them"),
     "bucket_numel": ("bucket", "Elements of a gradient bucket"),
