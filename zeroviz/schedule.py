@@ -226,7 +226,7 @@ class _Pass:
         self.spans = _spans(uses)
         self.num_gathered = 0  # spans whose gather has been started
         self.gathered: set[int] = set()
-        self.reducing: int | None = None
+        self.reducing: list[int] = []  # units whose reduction is under way
         self._ops: list[Op] = []
 
     def ops(self) -> list[Op]:
@@ -246,7 +246,7 @@ class _Pass:
                 self._add(OpKind.RESHARD, use.unit)
             if self.reduces_grad and last_grad.get(use.unit) == position:
                 self._reduce(use.unit)
-        self._finish_reduction()
+        self._finish_reductions()
         return self._ops
 
     def _add(self, kind: OpKind, unit: int, segment: int | None = None) -> None:
@@ -268,20 +268,22 @@ class _Pass:
         self._add(OpKind.UNSHARD, unit)
 
     def _reduce(self, unit: int) -> None:
-        """At most one reduction is in flight, so at most two units' full gradients are alive."""
-        self._finish_reduction()
+        """At most one reduction is in flight, so at most two units' full gradients are alive. DDP's may all be: its
+        gradients are whole before and after, and an all-reduce is made in place."""
+        if self.spec.strategy is not Strategy.DDP:
+            self._finish_reductions()
         self._add(OpKind.REDUCE_GRAD, unit)
-        self.reducing = unit
+        self.reducing.append(unit)
         if not self.spec.async_reduce:
-            self._finish_reduction()
+            self._finish_reductions()
 
-    def _finish_reduction(self) -> None:
-        if self.reducing is not None:
-            self._add(OpKind.WAIT_REDUCE, self.reducing)
+    def _finish_reductions(self) -> None:
+        for unit in self.reducing:
+            self._add(OpKind.WAIT_REDUCE, unit)
             if self.spec.strategy.replicates:
-                self._add(OpKind.REDUCE_REPLICAS, self.reducing)
-                self._add(OpKind.WAIT_REPLICAS, self.reducing)
-            self.reducing = None
+                self._add(OpKind.REDUCE_REPLICAS, unit)
+                self._add(OpKind.WAIT_REPLICAS, unit)
+        self.reducing.clear()
 
 
 def _spans(uses: list[Use]) -> list[Span]:

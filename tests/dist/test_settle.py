@@ -83,8 +83,10 @@ def asked(job: RankJob) -> list[int]:
         # Four units: 8 gathers and 4 reductions. Each asks as it starts, and once more when its wait, at once, is over.
         ({"strategy": Strategy.ZERO3}, 12 + 12),
         ({"strategy": Strategy.DDP}, 4 + 4),
-        # Beside compute only the last reduction is waited for at once.
-        ({"strategy": Strategy.DDP, "async_reduce": True}, 4 + 1),
+        # Beside compute only the last reduction, and the last gather of updated parameters, is waited for at once.
+        ({"strategy": Strategy.ZERO1, "async_reduce": True}, 8 + 2),
+        # All are under way when the first wait comes.
+        ({"strategy": Strategy.DDP, "async_reduce": True}, 4),
     ],
 )
 def test_an_unmetered_step_asks_nothing(rank_pool: RankPool, changes: dict[str, object], num_asked: int) -> None:

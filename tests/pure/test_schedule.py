@@ -127,7 +127,8 @@ def test_prefetch_starts_the_next_gather_before_computing() -> None:
 
 @pytest.mark.parametrize("spec", [UNTIED, TIED], ids=["untied", "tied"])
 @pytest.mark.parametrize("strategy", OVERLAPPING)
-def test_async_reduce_keeps_one_reduction_in_flight(spec: RunSpec, strategy: Strategy) -> None:
+def test_async_reduce_keeps_one_reduction_in_flight_or_all_of_ddp(spec: RunSpec, strategy: Strategy) -> None:
+    """DDP's are made in place, of gradients that stay whole: under way they hold nothing that is not held anyway."""
     spec = replace(spec, async_reduce=True, **settings_of(strategy, 4))
     in_flight: list[int | None] = []
     most = 0
@@ -142,7 +143,7 @@ def test_async_reduce_keeps_one_reduction_in_flight(spec: RunSpec, strategy: Str
         elif op.kind is OpKind.OPTIMIZER_STEP:
             assert not in_flight, "the optimizer must not read a gradient that is still under way"
         most = max(most, len(in_flight))
-    assert most == 1
+    assert most == (len({op.unit for op in schedule(spec) if op.unit is not None}) if strategy is Strategy.DDP else 1)
     assert overlapped > 0
 
 
