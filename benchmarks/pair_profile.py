@@ -105,6 +105,8 @@ def measure(job: RankJob) -> tuple[list[dict[str, float]], ...]:
 
 def show(model: str, impl: str, strategy: str, num_rounds: int) -> None:
     """Print one pair's table."""
+    if model not in PRESETS:
+        raise SystemExit(f"MODEL is {model!r}; it must be one of {', '.join(PRESETS)}.")
     base = RunSpec(model=PRESETS[model], ranks=2, seq=SEQ)
     pair, *_ = pairs_of(base, parse_enum(Implementation, impl, "IMPL"), parse_enum(Strategy, strategy, "STRATEGY"))
     if isinstance(pair, Pair):

@@ -67,7 +67,7 @@ def add_spec_options(parser: argparse.ArgumentParser) -> None:
     option(
         "--async-reduce",
         "BOOL",
-        "reduce a unit during the next backward, gather it during the next update (default false)",
+        "reduce a gradient during the next backward, gather updated parameters during the next update (default false)",
     )
     option("--zero1-form", "F", f"{_values(Zero1Form)}; zero1 only (default reduce-scatter)")
     option("--steps", "K", "training steps of a live run, at least 2 (default 3)")
